@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -40,6 +41,9 @@ _OWN = 2
 _ANSWER_S = 5.0
 """How long a rank has to say that it still runs, after an exchange failed."""
 _POLL_S = 0.05
+_dropped: list[list[Any]] = []
+"""The process groups of Groups that nobody closed. The next Group gives them back to torch, which does not
+bear it while garbage is collected."""
 
 
 class Group(ByReference):
@@ -70,6 +74,8 @@ class Group(ByReference):
             raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
         if not timeout_s > 0:
             raise ValueError(f"timeout={timeout_s} must be more than 0 seconds")
+        self._process_groups: list[Any] = []
+        weakref.finalize(self, _dropped.append, self._process_groups).atexit = False
         self.ranks = tuple(range(dist.get_world_size()) if ranks is None else ranks)
         self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
         self.timeout_s = timeout_s
@@ -85,6 +91,8 @@ class Group(ByReference):
         meeting = StoreGroup(rank, self.ranks, self._store, key, timeout_s)
         said = meeting.gather(asdict(self._here), "calls gids.distributed.open()")
         self._processes = [Process(**theirs) for theirs in said]
+        while _dropped:  # no rank is in an exchange of theirs
+            _give_back(_dropped.pop())
         self._control: Any = None
         self._rows: dict[str, Any] = {}
         self._control = self._run(lambda: self._new("gloo"))
@@ -223,10 +231,8 @@ class Group(ByReference):
             return
         if self._broken is None:
             self._broken = "this group is closed"
-        groups, self._rows = {self._control, *self._rows.values()}, {}
-        for group in groups:
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group(group)
+        self._rows = {}
+        _give_back(self._process_groups)
 
     @property
     def _forked(self) -> bool:
@@ -238,6 +244,7 @@ class Group(ByReference):
             made = dist.new_group(list(ranks), timeout=timeout, backend=backend)
             if tuple(ranks) == self.ranks:
                 mine = made
+        self._process_groups.append(mine)
         return mine
 
     def _rows_group(self, device: torch.device) -> Any:
@@ -367,6 +374,12 @@ class Group(ByReference):
             host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and 0 in self.ranks[:1]
             return [0] if host and self.rank else sorted(ended), heard
         return sorted(set(range(self.size)) - set(heard)), heard
+
+
+def _give_back(process_groups: list[Any]) -> None:
+    while process_groups:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group(process_groups.pop())
 
 
 def _digest(text: str) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
+import os
 import pickle
 import runpy
 from collections import Counter
@@ -245,6 +247,19 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
                     found = torch.cat([p[2][ntype] for p in parts])
                     assert torch.equal(found.sort().values, ids.sort().values)
                 assert part.seed_count == sum(len(i) for i in by_type(expected.seeds).values())
+
+
+def drop_sources(dataset: Path) -> int:
+    """How many more files are open after two sources that were dropped in an epoch than after one."""
+    counts = []
+    for _ in range(2):
+        source = gids.distributed.open(dataset, memory="32MB", timeout=30)
+        epoch = iter(gids.NodeLoader(source, torch.arange(0, 900, 9), [3], batch_size=20))
+        next(epoch)
+        del source, epoch
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts[-1] - counts[0]
 
 
 def exchange_wrongly(dataset: Path) -> list[str]:
