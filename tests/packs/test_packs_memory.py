@@ -21,13 +21,13 @@ from gids.loader import pack_reads
 from gids.packs import superbatch as superbatch_module
 from gids.write import DatasetWriter
 
-ROWS, DIM = 300_000, 128
+ROWS, DIM = 600_000, 128
 PROGRAM = Path(__file__).with_name("memory_program.py")
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """154 MB of rows of 512 bytes, with a graph of 1.5 million edges."""
+    """307 MB of rows of 512 bytes, with a graph of 3 million edges."""
     path = tmp_path_factory.mktemp("large") / "large.gids"
     rng = np.random.default_rng(0)
     indptr, indices = in_edges(rng.integers(0, 11, ROWS), ROWS, rng)
