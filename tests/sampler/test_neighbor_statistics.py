@@ -31,6 +31,7 @@ def draw(
     graph = make_graph(np.full(NODES, degree))
     sampler = Neighbor([fanout], **options)
     [block] = sampler.sample(graph, torch.arange(NODES), seed=seed, step=step).blocks
+    assert isinstance(block, Block)
     return block.positions.numpy().reshape(NODES, fanout) - np.arange(NODES)[:, None] * degree, block
 
 
@@ -49,6 +50,17 @@ def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
     assert chosen.max() < degree
     _, which = np.unique(chosen @ degree ** np.arange(fanout), return_inverse=True)
     assert_equally_likely(which, math.comb(degree, fanout))
+
+
+@pytest.mark.parametrize("other", ["step", "seed", "node"])
+def test_draws_of_different_nodes_steps_and_seeds_are_independent(other: str) -> None:
+    first = draw(7, 1)[0][:, 0]
+    second = {
+        "step": draw(7, 1, step=1)[0][:, 0],
+        "seed": draw(7, 1, seed=4)[0][:, 0],
+        "node": np.roll(first, 1),
+    }[other]
+    assert_equally_likely(first * 7 + second, 49)
 
 
 # --- with weights, with replacement ---
@@ -85,6 +97,7 @@ def test_draws_with_replacement_are_independent(weighted: bool) -> None:
     pairs = itertools.product(possible, possible)
     assert_distributed(drawn, {(int(i), int(j)): float(share[i] * share[j]) for i, j in pairs})
     if weighted:
+        assert block.weights is not None
         np.testing.assert_allclose(block.weights.numpy(), 1 / (2 * share[drawn.ravel()]), rtol=1e-5)
     else:
         assert block.weights is None
@@ -118,6 +131,7 @@ def test_every_node_draws_as_many_edges_as_it_can(options: dict[str, bool]) -> N
     for fanout in (4, 60, -1):
         minibatch = Neighbor([fanout, 3], **arguments).sample(GRAPH, torch.arange(1000), step=3)
         for block, wanted in zip(minibatch.blocks, (fanout, 3), strict=True):
+            assert isinstance(block, Block)
             expected = possible[minibatch.input_nodes[: block.num_dst].numpy()]  # type: ignore[index]
             if wanted > 0:
                 expected = np.where(expected > 0, wanted, 0) if replace else np.minimum(expected, wanted)

@@ -164,10 +164,34 @@ def test_later_edges_are_as_if_they_did_not_exist(options: dict[str, Any]) -> No
         less = sampler(weights=weigh(weights[kept])).sample(cut, given, step=6)
         positions = torch.from_numpy(np.flatnonzero(kept))
         for one, other in zip(whole.blocks, less.blocks, strict=True):
+            assert isinstance(one, Block)
+            assert isinstance(other, Block)
             assert torch.equal(one.indices, other.indices)
             assert torch.equal(one.positions, positions[other.positions])
             assert (one.weights is None) == (other.weights is None)
             assert one.weights is None or torch.equal(one.weights, other.weights)  # type: ignore[arg-type]
+
+
+def test_last_takes_the_latest_edges_and_uniform_takes_all_alike() -> None:
+    times = np.array([1, 2, 2, 5, 5, 5, 8, 9])
+    graph = replace(make_graph([8, 0, 0]), edge_times=times, sorted_by="edges")
+    many = 4000
+    of_times = torch.arange(many) + 5
+    seeds = TimedSeeds(torch.zeros(many, dtype=torch.int64), of_times)  # so the trees differ
+    block = Neighbor([3], temporal="edges", strategy="last").sample(graph, seeds).blocks[0]
+    assert isinstance(block, Block)
+    by_seed = block.positions.reshape(many, 3)
+    assert by_seed[0].tolist() == [3, 4, 5]
+    assert by_seed[3].tolist() == [4, 5, 6]
+    assert by_seed[4:].tolist() == [[5, 6, 7]] * (many - 4)
+    uniform = Neighbor([3], temporal="edges").sample(graph, seeds).blocks[0]
+    assert isinstance(uniform, Block)
+    counts = np.bincount(uniform.positions[12:].numpy(), minlength=8)  # of seeds from time 9 on
+    expected = (many - 4) * 3 / 8
+    variance = (many - 4) * (3 / 8) * (5 / 8)
+    assert (np.abs(counts - expected) < 5 * variance**0.5).all()
+    chi_square = float(((counts - expected) ** 2 / variance).sum()) * 7 / 8
+    assert chi_square < 30  # seven degrees of freedom: once in ten thousand
 
 
 def test_no_edge_is_later_than_its_seed_in_any_layer() -> None:
@@ -178,12 +202,14 @@ def test_no_edge_is_later_than_its_seed_in_any_layer() -> None:
         times = torch.from_numpy(rng.integers(0, 50, 80))
         sampler = Neighbor([5, 5, 5], temporal=by, subgraph=subgraph)  # type: ignore[arg-type]
         minibatch = sampler.sample(graph, TimedSeeds(seeds, times))
+        assert isinstance(minibatch.batch, torch.Tensor)
         edges = 0
         for [block] in layers_of(minibatch):
             src, dst = block.coo()
             assert torch.equal(minibatch.batch[src], minibatch.batch[dst])
             for position, tree in zip(block.positions.tolist(), minibatch.batch[dst].tolist(), strict=True):
                 time = time_at(graph, by, position if position >= 0 else -1 - position)
+                assert time is not None
                 assert time <= times[tree]
                 edges += 1
         assert edges > 300
@@ -212,6 +238,7 @@ def test_bidirectional_subgraphs_have_every_sampled_edge_and_its_reverse_once() 
         plain = Neighbor([2, 3], disjoint=disjoint).sample(graphs, seeds, seed=3)
         both = Neighbor([2, 3], disjoint=disjoint, subgraph="bidirectional").sample(graphs, seeds, seed=3)
         [layer] = both.blocks
+        assert isinstance(layer, dict)
         for graph in graphs:
             src, name, dst = graph.relation
             other = graph.relation if src == dst else (dst, f"rev_{name}", src)
@@ -220,6 +247,7 @@ def test_bidirectional_subgraphs_have_every_sampled_edge_and_its_reverse_once() 
             sampled: dict[tuple[int, int], int] = {}
             for relation, backwards in ((graph.relation, False), (other, True)):
                 for blocks in reversed(plain.blocks):
+                    assert isinstance(blocks, dict)
                     block = blocks[relation]
                     ends = torch.stack(block.coo()).T.tolist()
                     for (a, b), edge in zip(ends, block.edge_ids.tolist(), strict=True):
@@ -262,7 +290,9 @@ def test_induced_subgraphs_without_trees_have_all_edges_among_the_nodes() -> Non
     minibatch = sampler.sample(graphs, seeds)
     assert minibatch.batch is None
     [layer] = minibatch.blocks
+    assert isinstance(layer, dict)
     nodes = minibatch.input_nodes
+    assert isinstance(nodes, dict)
     for graph in graphs:
         src, _, dst = graph.relation
         local = {}
@@ -293,6 +323,7 @@ def test_trees_continue_layer_by_layer() -> None:
     assert torch.equal(first.blocks[0].positions, whole.blocks[1].positions)  # type: ignore[union-attr]
     kept = replace(trees.seeds, ids=first.input_nodes, batch=first.batch)
     second = last.sample(graph, kept, seed=1)
+    assert second.batch is not None
     assert second.batch[: len(first.batch)].tolist() == first.batch.tolist()  # type: ignore[arg-type,index]
     assert torch.equal(sampler.sample(graph, trees.seeds, seed=1).input_nodes, whole.input_nodes)  # type: ignore[arg-type]
 
@@ -303,6 +334,7 @@ def test_seeds_without_times_have_the_times_of_their_nodes() -> None:
     seeds = torch.arange(30)
     sampler = Neighbor([3, 3], temporal="nodes")
     own = sampler.sample(graph, seeds)
+    assert graph.src_times is not None
     given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])))
     assert_same(own, given)
     with pytest.raises(IndexError, match=r"seed -1 is not a '_N' node: ids run from 0 to 99"):
@@ -320,6 +352,7 @@ def test_a_graph_is_sorted_by_time_in_memory() -> None:
         ):
             Neighbor([3], temporal=by).sample(graph, seeds)  # type: ignore[arg-type]
         ordered = sort_by_time(graph, by)  # type: ignore[arg-type]
+        assert ordered.edge_ids is not None
         assert np.array_equal(graph.indices[ordered.edge_ids], ordered.indices)
         for v in range(100):
             part = slice(graph.indptr[v], graph.indptr[v + 1])
