@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gids.convert.readers.reader import Choices, Reader
 
 MAX_MESSAGE_CHARS = 300  # of a library's message
-_ZIP_MEMORY_BYTES = 64 << 20  # for the directory of a zip file: of about 50,000 members
+_ZIP_MEMORY_BYTES = 128 << 20  # for the directory of a zip file: of about 100,000 members
 _LIBRARIES = ("bz2", "dgl", "gzip", "lzma", "numpy", "pickle", "pyarrow", "scipy", "torch", "yaml", "zipfile")
 _KINDS = {
     stat.S_IFDIR: "a directory",
