@@ -92,9 +92,10 @@ class CooperativeMinibatch(Minibatch):
             return [[t, list(v.shape[1:]), str(v.dtype), v.device.type] for t, v in own.items()]
 
         where = f"exchange({layer}, h): all ranks must give rows of the same shape, dtype and device type"
-        self.group.agree(rows, where, place)
         send: Callable[..., torch.Tensor] = _Exchanged.apply
-        came = {t: send(own[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
+        with self.group.lock:
+            self.group.agree(rows, where, place)
+            came = {t: send(own[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
         return came if isinstance(h, dict) else came[""]
 
     def _plans(self, layer: int, h: PerType) -> Iterator[tuple[str, Exchange, torch.Tensor]]:
@@ -127,10 +128,11 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         plan: Exchange = ctx.plan
-        ctx.group.meet(f"{ctx.place}, backward")
         back = torch.empty_like(grad[plan.num_dst :])
         back[plan.place.to(grad.device)] = grad[plan.num_dst :]
-        came = _send(back, plan.expected, plan.counts, ctx.group)
+        with ctx.group.lock:
+            ctx.group.meet(f"{ctx.place}, backward")
+            came = _send(back, plan.expected, plan.counts, ctx.group)
         result = grad.new_zeros(ctx.rows, *grad.shape[1:])
         result[: plan.num_dst] = grad[: plan.num_dst]
         result.index_add_(0, plan.send.to(grad.device), came)

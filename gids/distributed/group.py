@@ -58,7 +58,8 @@ class Group(ByReference):
     where, and the group is not usable any more. Rows are sent without such a comparison, by start_rows():
     whoever calls it has compared the place since the rows before.
 
-    Attributes: rank, size: this rank's number in the group, and its number of ranks; ranks; timeout_s;
+    Attributes: rank, size: this rank's number in the group, and its number of ranks; ranks; timeout_s; lock:
+    held from a comparison of places until the rows after it are begun, so that threads may take turns;
     failures: number of exchanges in which some rank's make() failed, the same on all ranks; comparisons:
     number of comparisons of places.
     """
@@ -85,6 +86,7 @@ class Group(ByReference):
         self._broken: str | None = None
         self._begun = 0  # exchanges
         self.failures = self.comparisons = 0
+        self.lock = threading.RLock()
         self._here = Process.this()
         # Once all have come to make this group:
         key, rank = f"{self._key}/processes", self.ranks[self.rank]

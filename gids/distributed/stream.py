@@ -51,6 +51,10 @@ class LockstepStream(EpochStream[T]):
         self._taken = 0  # steps
 
     def _take(self) -> tuple[T, Features, Exception | None]:
+        with self._group.lock:
+            return self._take_turn()
+
+    def _take_turn(self) -> tuple[T, Features, Exception | None]:
         group, comparisons = self._group, self._group.comparisons
         if self._sampled_ahead is not None:
             self._steps.sample_ahead(self._sampled_ahead)

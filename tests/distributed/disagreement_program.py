@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -136,6 +138,22 @@ def leave_early(
                         break
 
     with opened(dataset, **options) as source:
+        return error_of(take)
+
+
+def take_ahead(dataset: Path) -> str:
+    """The error where a thread takes minibatches while another one exchanges the rows of those before."""
+
+    def take() -> None:
+        taken: queue.Queue[Any] = queue.Queue()
+        ahead = threading.Thread(target=lambda: taken.put(error_of(lambda: [taken.put(m) for m in loader])))
+        ahead.start()
+        while not isinstance(minibatch := taken.get(), str):
+            minibatch.exchange(0, minibatch.features["paper.a"])
+        ahead.join()
+
+    with opened(dataset) as source:
+        loader = gids.NodeLoader(source, **ARGUMENTS | {"cooperative": True, "tables": ["paper.a"]})
         return error_of(take)
 
 

@@ -192,6 +192,11 @@ def test_an_epoch_that_one_column_ends_early_is_an_error(whole: Path, ranks: Ran
     check_places(told, "rank 1 and rank 3: loader 0, epoch 1, step 0 (begins after 2 minibatches")
 
 
+def test_threads_that_exchange_in_any_order_never_abort(whole: Path, ranks: RankPool) -> None:
+    for error in ranks.run(3, program.take_ahead, whole):
+        assert error == "no error" or error.startswith("RankError: the ranks are at different"), error
+
+
 def test_a_rank_that_makes_a_loader_for_itself_is_named(whole: Path, ranks: RankPool) -> None:
     told = ranks.run(3, program.do_something_else, whole, "make")
     check_places(told, "rank 1: makes loader 1", "rank 0 and rank 2: loader 0, epoch 0, step")
