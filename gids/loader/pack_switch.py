@@ -112,7 +112,7 @@ class PackSwitch(Generic[T]):
     def before(self, stream: EpochStream[T]) -> None:
         """Called before each minibatch. Afterwards the stream has one that is due, or came to its end."""
         if os.getpid() != self._pid:  # a forked child has neither the threads nor the memory
-            raise RuntimeError("this epoch was begun before a fork: make a new loader in this process")
+            raise RuntimeError("this epoch was begun before a fork: call gids.open() in this process")
         self._asked_at, self._sampled_s = time.perf_counter(), self._seconds["sample"]
         if self._returned_at is not None:
             self._consumed(self._asked_at - self._returned_at)

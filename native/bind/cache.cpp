@@ -281,7 +281,7 @@ class OwningCache {
   static std::byte* bytes_of(const Rows& rows) { return reinterpret_cast<std::byte*>(rows.data()); }
   bool forked() const { return getpid() != pid_; }
   void refuse_forked() const {
-    if (forked()) throw std::runtime_error("the cache was made before a fork: make a new one in this process");
+    if (forked()) throw std::runtime_error("the cache was made before a fork: call gids.open() in this process");
   }
   // For stats() of other threads, which have the GIL while the planner may be at work without it.
   void publish() {

@@ -86,7 +86,7 @@ Engine::~Engine() = default;
 
 void Engine::submit(std::shared_ptr<Batch> batch) {
   if (getpid() != pid_)
-    throw std::runtime_error("the I/O engine was opened before a fork: open a new one in this process");
+    throw std::runtime_error("the I/O engine was opened before a fork: call gids.open() in this process");
   std::vector<Read>& reads = batch->reads;
   if (!batch->finished())
     throw std::logic_error("the batch is still being read: wait until it has finished before submitting it again");
