@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +76,28 @@ def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
     if isinstance(device, EmulatedDevice):
         assert ("copy_from_host" in device.launches) == (transfer == "copy")
         assert "gids_fill_lines" in device.launches
+
+
+def test_two_threads_may_cancel_at_once(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
+    cache, start, before = make(table, 60), threading.Barrier(2), sys.getswitchinterval()
+
+    def cancel(_: int) -> None:
+        start.wait()
+        cache.cancel()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(10):
+                first = cache.next_step
+                for step in range(first, first + 8):
+                    cache.enter(step, {table.name: torch.arange(500)})
+                cache.plan(first)
+                list(threads.map(cancel, range(2)))
+    finally:
+        sys.setswitchinterval(before)
+    cache.audit()
 
 
 def test_rounds_are_copied_again_after_a_cancelled_stream(tmp_path: Path, make: Make, device: Device) -> None:
