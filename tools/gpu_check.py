@@ -81,7 +81,8 @@ NAMES_DEVICE = re.compile("gpu|device", re.IGNORECASE)  # a file without it has 
 RESULT = re.compile(  # in one process, and in several
     r"^(tests/.*?) ([A-Z]+) +\[ *\d+%\]$|^\[gw\d+\] \[ *\d+%\] ([A-Z]+) (tests/.*?) *$", re.MULTILINE
 )
-SUMMARY = re.compile(r"^(PASSED|FAILED|ERROR) (tests/.*?::.*?)(?: - .*)?$", re.MULTILINE)
+LISTED = ("PASSED", "FAILED", "ERROR")
+SUMMARY = re.compile(rf"^({'|'.join(LISTED)}) (tests/.*?::.*?)(?: - .*)?$", re.MULTILINE)
 NO_MODULE = re.compile(r"No module named '(?!gids|tests)(\w+)")
 GPU = "from gids import cuda; print('GPU', cuda.open_device().name)"
 SYSTEM = "import sys; from gids.cli import main; sys.exit(main(['info', '--system', '--json', sys.argv[1]]))"
@@ -336,10 +337,13 @@ def run_tests(check: Check) -> None:
 def results_of(output: str) -> dict[str, str]:
     """PASSED, FAILED, … by test.
 
-    What a process prints when it ends can break the line of a test, but not a line of the summary.
+    What a process prints when it ends can break the line of a test, but not a line of the summary. That lists
+    no skipped tests, and a run that was killed has none.
     """
     results = {one or other: how or how_other for one, how, how_other, other in RESULT.findall(output)}
-    return results | {test: how for how, test in SUMMARY.findall(output)}
+    if summary := {test: how for how, test in SUMMARY.findall(output)}:
+        results = {test: how for test, how in results.items() if how not in LISTED}
+    return results | summary
 
 
 def counted(results: Mapping[str, str]) -> str:

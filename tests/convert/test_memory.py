@@ -29,7 +29,7 @@ def test_large_arrays_and_edges_are_never_in_memory(tmp_path, source, options):
     assert peak_bytes(tmp_path / "fork", gids, *words) < 60e6
 
 
-FIELDS = 3_200_000
+FIELDS = 6_400_000
 
 
 def parse(folder):
@@ -44,8 +44,8 @@ def test_memory_does_not_grow_with_rows_and_hardly_with_columns(tmp_path, column
     folder.mkdir()
     row = ",".join(["-0.1234567"] * column_count)
     header = ",".join(f"x_{i}" for i in range(column_count))
-    (folder / "nodes.csv").write_text(f"{header}\n" + f"{row}\n" * (FIELDS // column_count))  # 35 MB
-    assert peak_bytes(tmp_path / "fork", parse, folder) < 150e6  # with the Arrow file that is mapped
+    (folder / "nodes.csv").write_text(f"{header}\n" + f"{row}\n" * (FIELDS // column_count))  # 70 MB
+    assert peak_bytes(tmp_path / "fork", parse, folder) < 250 << 20  # with the Arrow file that is mapped
 
 
 def divide(folder):
