@@ -7,6 +7,7 @@ method that exchanges is collective: all ranks of the group call the same ones i
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,10 +16,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import chain, cycle
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,8 @@ from gids.errors import RankError
 from gids.loader.store_group import Process, StoreGroup, different_places, key_prefix, next_number
 from gids.packs import ByReference
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Tensors = Sequence[Sequence[torch.Tensor]]
 """What is exchanged with each rank: for each kind of tensor, one by rank."""
 
@@ -41,9 +45,20 @@ _OWN = 2
 _ANSWER_S = 5.0
 """How long a rank has to say that it still runs, after an exchange failed."""
 _POLL_S = 0.05
-_dropped: list[list[Any]] = []
+_dropped: list[list[weakref.ref[Any]]] = []
 """The process groups of Groups that nobody closed. The next Group gives them back to torch, which does not
 bear it while garbage is collected."""
+
+
+def _in_turn(method: Callable[Concatenate[Group, P], R]) -> Callable[Concatenate[Group, P], R]:
+    """No other thread compares places or sends rows meanwhile."""
+
+    @functools.wraps(method)
+    def call(self: Group, /, *args: P.args, **options: P.kwargs) -> R:
+        with self.lock:
+            return method(self, *args, **options)
+
+    return call
 
 
 class Group(ByReference):
@@ -75,7 +90,7 @@ class Group(ByReference):
             raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
         if not timeout_s > 0:
             raise ValueError(f"timeout={timeout_s} must be more than 0 seconds")
-        self._process_groups: list[Any] = []
+        self._process_groups: list[weakref.ref[Any]] = []
         weakref.finalize(self, _dropped.append, self._process_groups).atexit = False
         self.ranks = tuple(range(dist.get_world_size()) if ranks is None else ranks)
         self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
@@ -86,20 +101,22 @@ class Group(ByReference):
         self._broken: str | None = None
         self._begun = 0  # exchanges
         self.failures = self.comparisons = 0
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self._here = Process.this()
         # Once all have come to make this group:
         key, rank = f"{self._key}/processes", self.ranks[self.rank]
         meeting = StoreGroup(rank, self.ranks, self._store, key, timeout_s)
         said = meeting.gather(asdict(self._here), "calls gids.distributed.open()")
         self._processes = [Process(**theirs) for theirs in said]
-        while _dropped:  # no rank is in an exchange of theirs
-            _give_back(_dropped.pop())
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while True:  # no rank is in an exchange of theirs
+                _give_back(_dropped.pop())
         self._control: Any = None
         self._rows: dict[str, Any] = {}
         self._control = self._run(lambda: self._new("gloo"))
         self._rows["cpu"] = self._run(lambda: self._new("gloo"))
 
+    @_in_turn
     def exchange(
         self, make: Callable[[], Tensors], dtypes: Sequence[torch.dtype], place: str
     ) -> list[list[torch.Tensor]]:
@@ -171,16 +188,19 @@ class Group(ByReference):
         work = self._run(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group, async_op=True))
         return most, (work, most)
 
+    @_in_turn
     def most(self, values: Sequence[int], place: str) -> list[int]:
         """The largest of each value over the ranks, at most 62 values."""
         received = self._compare(place, torch.tensor([values] * self.size, dtype=torch.int64))
         largest: list[int] = received.amax(0).tolist()
         return largest
 
+    @_in_turn
     def meet(self, place: str, error: Exception | None = None) -> None:
         """Check that all ranks are at this place. Raises this rank's error; RankError if another has one."""
         self._compare(place, torch.empty(self.size, 0, dtype=torch.int64), error)
 
+    @_in_turn
     def agree(self, say: Callable[[], Any], where: str, place: str) -> None:
         """Check that all ranks say the same plain value. Raises ValueError, on every rank.
 
@@ -212,6 +232,7 @@ class Group(ByReference):
         work, _ = handle
         self._run(work.wait)
 
+    @_in_turn
     def gather(self, value: Any, place: str) -> list[Any]:
         """The values of all ranks, which must be plain values: they are sent as JSON."""
 
@@ -237,6 +258,11 @@ class Group(ByReference):
         _give_back(self._process_groups)
 
     @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """A forked child is refused, and must not wait for a thread of its parent."""
+        return contextlib.nullcontext() if self._forked else self._lock
+
+    @property
     def _forked(self) -> bool:
         return os.getpid() != self._here.pid
 
@@ -246,7 +272,8 @@ class Group(ByReference):
             made = dist.new_group(list(ranks), timeout=timeout, backend=backend)
             if tuple(ranks) == self.ranks:
                 mine = made
-        self._process_groups.append(mine)
+        assert mine is not None
+        self._process_groups.append(weakref.ref(mine))  # torch has them until they are given back
         return mine
 
     def _rows_group(self, device: torch.device) -> Any:
@@ -378,10 +405,12 @@ class Group(ByReference):
         return sorted(set(range(self.size)) - set(heard)), heard
 
 
-def _give_back(process_groups: list[Any]) -> None:
+def _give_back(process_groups: list[weakref.ref[Any]]) -> None:
     while process_groups:
+        process_group = process_groups.pop()()
         with contextlib.suppress(Exception):
-            dist.destroy_process_group(process_groups.pop())
+            if process_group is not None:
+                dist.destroy_process_group(process_group)
 
 
 def _digest(text: str) -> int:

@@ -157,6 +157,17 @@ def take_ahead(dataset: Path) -> str:
         return error_of(take)
 
 
+def make_beside(dataset: Path) -> list[str]:
+    """The errors of a thread that takes minibatches, and of another one that makes loaders meanwhile."""
+    with opened(dataset) as source:
+        loader, errors = gids.NodeLoader(source, **ARGUMENTS), []
+        taking = threading.Thread(target=lambda: errors.append(error_of(lambda: list(loader))))
+        taking.start()
+        errors.append(error_of(lambda: [gids.NodeLoader(source, **ARGUMENTS) for _ in range(20)]))
+        taking.join()
+        return errors
+
+
 def do_something_else(dataset: Path, what: str) -> str:
     """The error where the odd rank closes its source in an epoch, or makes a loader for itself."""
 

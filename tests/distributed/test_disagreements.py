@@ -193,7 +193,8 @@ def test_an_epoch_that_one_column_ends_early_is_an_error(whole: Path, ranks: Ran
 
 
 def test_threads_that_exchange_in_any_order_never_abort(whole: Path, ranks: RankPool) -> None:
-    for error in ranks.run(3, program.take_ahead, whole):
+    beside = ranks.run(3, program.make_beside, whole)
+    for error in (*ranks.run(3, program.take_ahead, whole), *itertools.chain(*beside)):
         assert error == "no error" or error.startswith("RankError: the ranks are at different"), error
 
 
