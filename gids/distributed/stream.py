@@ -52,9 +52,9 @@ class LockstepStream(EpochStream[T]):
 
     def _take(self) -> tuple[T, Features, Exception | None]:
         with self._group.lock:
-            return self._take_turn()
+            return self._take_step()
 
-    def _take_turn(self) -> tuple[T, Features, Exception | None]:
+    def _take_step(self) -> tuple[T, Features, Exception | None]:
         group, comparisons = self._group, self._group.comparisons
         if self._sampled_ahead is not None:
             self._steps.sample_ahead(self._sampled_ahead)

@@ -426,8 +426,8 @@ class PackSwitch(Generic[T]):
             layout = self._chooser.choose_again(ahead, superbatch.layout.resident)
             if layout is not None:
                 self._next = self._make(layout, fill_resident=False)
-            if layout is not None and self._next is not None:
-                self._chooser.chosen(layout, ahead)
+                if self._next is not None:
+                    self._chooser.chosen(layout, ahead)
         coming = self._next
         if coming is not None and not coming.begun and superbatch.in_last_pack and coming.ready:
             try:

@@ -1,4 +1,4 @@
-"""Loaders of gids.open() find out by themselves that there are ranks, and share every step's seeds."""
+"""Loaders of gids.open() find the ranks by themselves, and divide the seeds of each step among them."""
 
 from __future__ import annotations
 
