@@ -23,7 +23,7 @@ from papers import PLOTS, TABLES, WORKS, Row, Shown, command_of, result_of
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
 SECTIONS = {
-    "Reading and training": ["io", "epoch", "rows-mapped", "device-queue", "little-memory"],
+    "Reading and training": ["io", "epoch", "epoch-27gb", "rows-mapped", "device-queue", "little-memory"],
     "Packs": [
         *("packs-held", "packs-4k", "packs", "default-4k", "default-big", "default-mid"),
         *("quickstart", "epochs-mid", "epochs-big", "epochs-big-half"),

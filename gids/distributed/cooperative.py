@@ -77,9 +77,10 @@ class CooperativeMinibatch(Minibatch):
         h: float[n, ...], a row for each of this rank's nodes of that layer, which are input_nodes for layer 0
         and the destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns
         the same with a row for each source of blocks[layer]. Differentiable: gradients go back to the owners.
-        Every rank must call it, in forward and backward. Raises ValueError for an unknown node type and for
-        another number of rows, and the other ranks RankError; ValueError on every rank if the rows of one
-        have another shape, dtype or device type; RankError if ranks are at different layers or minibatches.
+        Every rank must call it, in forward and backward. Raises TypeError for what is no tensor, ValueError
+        for an unknown node type and for another number of rows, and the other ranks RankError; ValueError on
+        every rank if the rows of one have another shape, dtype or device type; RankError if ranks are at
+        different layers or minibatches.
         """
         assert self.group is not None
         place = place_of(self.loader, self.epoch, self.step, f"exchange({layer}, h)")
@@ -108,8 +109,10 @@ class CooperativeMinibatch(Minibatch):
         for ntype, plan in zip(types, self.exchanges[layer], strict=True):
             name = ntype if isinstance(h, dict) else ""
             values = h.get(ntype) if isinstance(h, dict) else h
-            if values is None:
+            if values is None and name:
                 continue
+            if not isinstance(values, torch.Tensor):
+                raise TypeError(f"exchange({layer}, h): give h as a tensor, not as a {type(values).__name__}")
             if len(values) != plan.rows:
                 raise ValueError(
                     f"exchange({layer}, h): h{f'[{name!r}]' if name else ''} has {len(values)} rows, "

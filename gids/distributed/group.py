@@ -88,8 +88,8 @@ class Group(ByReference):
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout={timeout_s} must be more than 0 seconds")
+        if not 0 < timeout_s <= 10**8:
+            raise ValueError(f"timeout={timeout_s} must be more than 0 seconds, and at most 10^8")
         self._process_groups: list[weakref.ref[Any]] = []
         weakref.finalize(self, _dropped.append, self._process_groups).atexit = False
         self.ranks = tuple(range(dist.get_world_size()) if ranks is None else ranks)

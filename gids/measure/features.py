@@ -6,6 +6,7 @@ Called by epoch.py, gids.bench.epoch and the scripts in bench/.
 from __future__ import annotations
 
 import mmap
+import warnings
 
 import numpy as np
 import torch
@@ -36,8 +37,10 @@ def map_array(table: Table, *, random_access: bool) -> Tensor:
     """
     [shard] = table.shard_paths
     dtype = np.dtype(str(table.dtype).removeprefix("torch."))
-    # "c" maps the file like "r"; torch warns about arrays that cannot be written.
-    features = np.memmap(shard, dtype, "c", shape=(table.row_count, *table.shape))
+    # Not "c": the kernel refuses a private map of more than the machine's memory.
+    features = np.memmap(shard, dtype, "r", shape=(table.row_count, *table.shape))
     if random_access:
         features._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-    return torch.from_numpy(features)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from types import SimpleNamespace
-from typing import get_args
+from typing import cast, get_args
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ from gids.bench.epoch import choose_task
 from gids.cli import arguments
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader.options import Reads
-from gids.measure.features import why_no_array
+from gids.measure.features import map_array, why_no_array
 from gids.measure.isolation import FreshProcessOutOfMemory
-from gids.store import FeatureStore
+from gids.store import FeatureStore, Table
 from gids.write import DatasetWriter
 
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
@@ -102,6 +102,16 @@ def test_int8_in_shards_on_other_disks_is_compared_with_the_table(tmp_path, benc
     said, report = bench("epoch", path, *SMALL, "--allow-dir", disks[0], "--allow-dir", disks[1])
     assert "only gids is measured" in said
     assert report["figures"][0]["metrics"]["batches"]["median"] == 3
+
+
+def test_stock_maps_a_table_larger_than_memory(tmp_path):
+    shard = tmp_path / "shard"
+    with shard.open("wb") as file:
+        file.truncate(1 << 40)
+    table = SimpleNamespace(shard_paths=[shard], dtype=torch.float32, row_count=1 << 30, shape=(256,))
+    rows = map_array(cast(Table, table), random_access=True)
+    assert rows.shape == (1 << 30, 256)
+    assert not rows[-1].any()
 
 
 def test_edge_features_are_refused(dataset):

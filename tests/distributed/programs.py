@@ -263,7 +263,7 @@ def drop_sources(dataset: Path) -> int:
 
 
 def exchange_wrongly(dataset: Path) -> list[str]:
-    """The errors of rows without a type and of an unknown type. Rows of no elements can be exchanged."""
+    """The errors of rows without a type, of an unknown type, of an array. No elements can be exchanged."""
     seeds = {"paper": torch.arange(0, 900, 9), "author": torch.arange(0, 300, 11)}
     errors = []
     with (
@@ -272,10 +272,14 @@ def exchange_wrongly(dataset: Path) -> list[str]:
     ):
         minibatch = next(iter(loader))
         rows = {ntype: torch.ones(len(ids), 0) for ntype, ids in minibatch.input_nodes.items()}
-        for wrong in (rows["paper"], {"papr": rows["paper"], "author": rows["author"]}):
+        for wrong in (
+            rows["paper"],
+            {"papr": rows["paper"], "author": rows["author"]},
+            {"paper": rows["paper"].numpy()},
+        ):
             try:
                 minibatch.exchange(0, wrong)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 errors.append(str(error))
         came = minibatch.exchange(0, rows)
         sources = {r[0]: block.num_src for r, block in minibatch.blocks[0].items()}

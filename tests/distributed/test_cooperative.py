@@ -58,4 +58,5 @@ def test_exchange_needs_rows_by_known_types(several: Path, ranks: RankPool) -> N
         assert errors == [
             "exchange(0, h): give h as a dictionary by node type: paper, author",
             "exchange(0, h): no node type 'papr' (has paper, author)",
+            "exchange(0, h): give h as a tensor, not as a ndarray",
         ]
