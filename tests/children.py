@@ -1,4 +1,4 @@
-"""Processes of tests that must be interrupted or killed."""
+"""Processes of tests that must be interrupted or killed, and what a process holds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,3 +71,7 @@ def status(work: Callable[[], object]) -> int:
             os._exit(0)
         os._exit(1)
     return os.waitpid(pid, 0)[1]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

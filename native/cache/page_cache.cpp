@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include "cache/copy.h"
 #include "store/crc32c.h"
@@ -210,12 +211,11 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
                                 "; the engine has " + std::to_string(engine_->file_count()));
   if (geometry_.page_count() / geometry_.shard_count >= io::offset_max / geometry_.page_bytes)
     throw std::invalid_argument("the table has more bytes than any file can hold");
-  if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
 
 PageCache::~PageCache() {
   cancel();
-  if (lines_->size()) engine_->forget_memory(lines_->data(), lines_->bytes());
+  if (registered_) engine_->forget_memory(lines_->data(), lines_->bytes());
 }
 
 PageCache::Flight& PageCache::flight(u64 step) {
@@ -237,8 +237,12 @@ size_t PageCache::plan_bytes() const {
 void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
   std::unique_lock lock(plan_mutex_);
   const Step& s = planner_.plan(step);
+  const bool all_used = planner_.all_lines_used();
   lock.unlock();
   try {
+    // Not before: it makes all lines resident, for which the first minibatch would wait up to a second per GB.
+    if (all_used && !std::exchange(registered_, true))
+      engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
     submit(s, ids, out);
   } catch (...) {  // the engine is closed, or memory is short: no read will end these loads
     for (const Load& l : planner_.loads()) planner_.reclaim(s.pages[l.index], l.line, false);

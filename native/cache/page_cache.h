@@ -102,6 +102,7 @@ class PageCache {
   Geometry geometry_;
   Planner planner_;
   std::shared_ptr<HugeArray<std::byte>> lines_;
+  bool registered_ = false;  // lines_, with the engine
   std::span<const u32> checksums_;
   RowForm form_;
   std::mutex plan_mutex_;       // lines change hands only under it

@@ -101,6 +101,7 @@ class Planner {
   std::span<u64> words() { return {words_.data(), words_.size()}; }
   u64 page_count() const { return words_.size(); }
   u32 line_count() const { return line_count_; }
+  bool all_lines_used() const { return fresh_ > 0 && fresh_ == line_count_; }  // each has had a page
   Step& step(u64 number);
   u64 first_live() const { return retired_; }
   u64 entered() const { return entered_; }

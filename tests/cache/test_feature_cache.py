@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from cache_runs import FLOATS, Make, check, make_rows, marked, random_batches, rows_of, run
-from children import ended
+from children import ended, resident_bytes
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
@@ -51,6 +51,14 @@ def test_rows_equal_the_source_for_every_engine_and_size(
     table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024, shards=2)
     cache = make(table, lines, kind=engine, policy=policy, threads=2, late_outputs=late)
     check(cache, [table], random_batches(rng, table, 25, 300), 6, 3)
+
+
+def test_lines_take_memory_as_they_are_used(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024)
+    before = resident_bytes()
+    cache = make(table, 100_000)
+    check(cache, [table], [{table.name: torch.arange(700)}], 1, 1)
+    assert resident_bytes() - before < 50_000 * 1024
 
 
 def test_large_outputs_of_int8_rows_are_the_same(tmp_path: Path, make: Make) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import resident_bytes
 from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
 from open_options import feature_loader, tuned
 
@@ -187,10 +187,6 @@ def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
                 assert loader._cache._pool.taken_bytes == 0  # type: ignore[union-attr]
         finally:
             gc.enable()
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
