@@ -140,7 +140,7 @@ path, folder, *limits = sys.argv[1:]
 for name in limits:
     if not (child := os.fork()):
         break
-    os.waitpid(child, 0)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 else:
     sys.exit()
 signal.alarm(120)
@@ -169,7 +169,9 @@ def printed_with_few(tmp_path_factory):
     with DatasetWriter(folder / "d.gids") as writer:
         writer.write_table("node", "_N", "feat", torch.randn(1000, 16))
     command = [sys.executable, "-P", "-W", "ignore", "-c", FEW, folder / "d.gids", folder]
-    subprocess.run([*command, *(f"{soft}-{hard}" for soft, hard in LIMITS)], timeout=550, check=True)
+    limits = [f"{soft}-{hard}" for soft, hard in LIMITS]
+    done = subprocess.run([*command, *limits], timeout=550, check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split("\n")[:-1] == [f"{name} {int(name == '40-40')}" for name in limits]
     return folder
 
 
