@@ -19,7 +19,7 @@ Tables = Sequence[str | Table] | Mapping[str, str | Table]
 
 
 def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables) -> dict[str, Table]:
-    """The tables by the names of their features. A name is looked up in one store after the other.
+    """The tables by the names of their features. A name, or a key, is looked up in one store after the other.
 
     Raises KeyError for a name that no store has, ValueError when two tables have one name.
     """
@@ -76,7 +76,6 @@ def _table(stores: Sequence[FeatureStore], table: str | Table) -> Table:
         return table
     if not isinstance(table, str):
         raise TypeError(f"tables has a {type(table).__name__}: give names of tables, or Tables of any store")
-    for store in stores[1:] if table not in stores[0].tables else ():
-        if table in store.tables:
-            return store.tables[table]
-    return stores[0].table(table)
+    named = [store for store in stores if table in store.tables]
+    with_key = [store for store in stores if any(t.key == table for t in store.tables.values())]
+    return (named or with_key or stores)[0].table(table)

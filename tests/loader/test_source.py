@@ -375,7 +375,7 @@ def test_a_source_of_two_datasets_finds_tables_in_both(path: Path, tmp_path: Pat
     with gids.open([path, gids.FeatureStore(tmp_path / "text.gids")], memory=MEMORY, window=2) as source:
         assert source.store is source.stores[0]
         assert [store.name for store in source.stores] == [path.name, "text.gids"]
-        for tables in (["paper.text", "author.feat"], None):
+        for tables in (["paper.text", "author.feat"], ["text", "author.feat"], None):
             with node_loader(source, tables) as loader:
                 assert set(loader.tables) >= {"paper.text", "author.feat"}
                 for m in loader:
