@@ -98,7 +98,8 @@ class NodeIds:
                     f"nodes are {chosen.dtype}{list(chosen.shape)}; they must be whole numbers, [n]"
                 )
         else:
-            return self[np.asarray([range(self._count)[nodes]])][0]
+            [id_] = self[np.asarray([range(self._count)[nodes]])]
+            return id_ if isinstance(id_, str) else int(id_)
         outside = np.flatnonzero((chosen < 0) | (chosen >= self._count))
         if len(outside):
             raise IndexError(
