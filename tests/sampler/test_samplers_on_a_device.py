@@ -315,6 +315,17 @@ def test_trees_continue_on_a_device(device: Device) -> None:
             assert_same(finish(), sampler.sample(graph, seeds, step=step))
 
 
+def test_times_go_to_the_device_before_kernels_are_held() -> None:
+    """Memory that a held kernel still uses may be theirs."""
+    rng, device = np.random.default_rng(5), LateDevice(0)
+    graph = with_times(make_graph(mixed_degrees(PLACES)), "edges", rng)
+    seeds, sampler = some_seeds(rng, PLACES, 20), Neighbor([3, 4], temporal="edges")
+    with PinnedGraph(graph, device, topology_on="device") as pinned:
+        with device.use(device.new_stream()):
+            assert_same(sampler.sample(pinned, seeds), sampler.sample(graph, seeds))
+    device.close()
+
+
 def test_faults_and_limits_are_errors(device: Device) -> None:
     rng = np.random.default_rng(6)
     graph = with_times(make_graph([4] * 20), "nodes", rng)

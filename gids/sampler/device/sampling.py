@@ -191,6 +191,11 @@ class Started:
             self._tags = self._moved(torch.from_numpy(forest.tags.view(np.int32)))
             if forest.of_trees is not None:
                 self._tree_times = self._moved(torch.from_numpy(forest.of_trees))
+            # Before a batch: torch copies them.
+            self._times_at = [
+                pinned.array(times[0], "times") if times is not None and graph.num_src else 0
+                for pinned, graph, times in zip(topology.pinned, topology.graphs, forest.times, strict=False)
+            ]
             batch = [self._moved(trees) for trees in forest.batch]
             self._nodes = [tree << 32 | ids & _IDS for tree, ids in zip(batch, self.seeds, strict=True)]
         self._in_trees = np.uint32(forest is not None)
@@ -324,7 +329,7 @@ class Started:
             self._launch(
                 "gids_leave_out_later",
                 n,
-                *(nodes, n, begins, degrees, pinned.array(values, "times")),
+                *(nodes, n, begins, degrees, self._times_at[number]),
                 *(np.uint32(values.dtype == np.int64), np.uint32(of_sources), *sources, self._tree_times),
                 np.uint64(fanout) if choice.last and fanout != _ALL else _NO_LIMIT,
                 *(np.int32(fanout), replaced, counts),
