@@ -251,6 +251,7 @@ class EmulatedStream(HeldStream):
 
     def __init__(self) -> None:
         self.held: deque[tuple[Callable[[], object], Callable[[], bool]]] = deque()
+        self._flushing = threading.RLock()
 
     def put(
         self, work: Callable[[], object], may_run: Callable[[], bool] = _now, *, counts: bool = True
@@ -261,12 +262,13 @@ class EmulatedStream(HeldStream):
             self.flush(counts=counts)
 
     def flush(self, *, counts: bool = True) -> None:
-        """Enqueue what is held."""
-        if self.held:
-            self.entries += counts
-            self.flushes += 1
-        while self.held:
-            self.enqueue(*self.held.popleft())
+        """Enqueue what is held, in order, from whatever threads."""
+        with self._flushing:
+            if self.held:
+                self.entries += counts
+                self.flushes += 1
+            while self.held:
+                self.enqueue(*self.held.popleft())
 
     def enqueue(self, work: Callable[[], object], may_run: Callable[[], bool]) -> None:
         work()

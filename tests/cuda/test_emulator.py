@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from emulator import EmulatedDevice
+from emulator import EmulatedDevice, EmulatedStream
 
 UNIT = str(Path(__file__).parent / "faulty.cu")
 SEEDS = range(20)
@@ -189,3 +190,19 @@ def test_a_wait_for_a_value_that_never_comes_is_ended() -> None:
         device.can_wait_value = False
         assert not device.wait_value(device.current_stream(), mapping.device_address, 5)
     assert device.mapped == {}
+
+
+def test_a_stream_keeps_its_order_when_another_thread_flushes_it() -> None:
+    stream, order, begun = EmulatedStream(), list[str](), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        time.sleep(0.02)
+        order.append("first")
+
+    thread = threading.Thread(target=stream.put, args=(slow,))
+    thread.start()
+    begun.wait()
+    stream.put(lambda: order.append("second"))
+    thread.join()
+    assert order == ["first", "second"]
