@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,6 +107,8 @@ class EpochLoader(Closing, ABC):
         self._seeds_digest: str | None = None  # once asked for
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
         self._last_stats: dict[str, Any] | None = None  # once closed
+        self._ends = False  # close() was called
+        self._beginning = threading.Lock()  # no epoch begins that close() does not close
 
     @property
     def sampler(self) -> Sampler:
@@ -243,8 +246,7 @@ class EpochLoader(Closing, ABC):
         return count // size if self.drop_last else -(-count // size)
 
     def __iter__(self) -> SampledEpoch:
-        if self._last_stats is not None:
-            raise ValueError(f"this {type(self).__name__} is closed: make a new one")
+        self._check_open()
         epoch = whole_number("loader.epoch", self.epoch)
         if not 0 <= epoch < 1 << 63:
             raise ValueError(f"loader.epoch={epoch} must be from 0 to 2^63 - 1")
@@ -276,8 +278,14 @@ class EpochLoader(Closing, ABC):
                 )
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds, sampling.epoch.sampler)
-        self._epochs.add(begun)
+        with self._beginning:
+            self._check_open()
+            self._epochs.add(begun)
         return begun
+
+    def _check_open(self) -> None:
+        if self._ends:
+            raise ValueError(f"this {type(self).__name__} is closed: make a new one")
 
     def _sampling_of(self, epoch: int, first_step: int) -> EpochSampling:
         """The minibatches of an epoch from a step on."""
@@ -411,8 +419,11 @@ class EpochLoader(Closing, ABC):
 
         A cache that other loaders of the source use stays.
         """
-        if self._last_stats is None:
-            for epoch in list(self._epochs):
+        with self._beginning:
+            ended, self._ends = self._ends, True
+            epochs = list(self._epochs)
+        if not ended:
+            for epoch in epochs:
                 epoch.close()
             if self._features is not None and self._learned.next_epoch is not None:
                 self._features.feature_loader.take_turn(self._learned)

@@ -469,6 +469,20 @@ def test_an_epoch_can_be_left(one_type: Path) -> None:
         assert [list(epoch) for epoch in epochs] == [[], [], []]
 
 
+def test_no_epoch_begins_while_the_loader_is_closed(one_type: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another thread: its topology is freed next, which kernels would read."""
+    loader = open_loader(one_type)
+    stats = loader.stats
+
+    def begin() -> Any:
+        with pytest.raises(ValueError, match="closed"):
+            iter(loader)
+        return stats()
+
+    monkeypatch.setattr(loader, "stats", begin)
+    loader.close()
+
+
 def test_minibatches_are_made_on_the_device(
     one_type: Path, device: Device, cuda_is: Callable[[Device], None], source: Rows
 ) -> None:
