@@ -185,7 +185,7 @@ class DeviceFeatureCache:
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
         self._reading = threading.Lock()  # held while reading through
-        self._cancelling = threading.RLock()
+        self._cancelling, self._cancels = threading.RLock(), False
 
     # --- steps ---
 
@@ -303,20 +303,29 @@ class DeviceFeatureCache:
             return
         # One thread drops the stream whose steps are live, and another one frees the cache.
         with self._cancelling:
-            while self._flights:
-                s = self._flights[0]
+            if self._cancels:  # the garbage collector closes that stream in the thread that frees the cache
+                return
+            self._cancels = True
+            try:
+                self._cancel()
+            finally:
+                self._cancels = False
+
+    def _cancel(self) -> None:
+        while self._flights:
+            s = self._flights[0]
+            for plan in s.plans:
+                self._reads.abandon(plan)
+            self._land(s)
+        self.stream.synchronize()
+        for s in list(self._steps.values()):
+            if s.planned:
                 for plan in s.plans:
-                    self._reads.abandon(plan)
-                self._land(s)
-            self.stream.synchronize()
-            for s in list(self._steps.values()):
-                if s.planned:
-                    for plan in s.plans:
-                        self._reads.settle(plan)
-                    self._account(s)
-                self.retire(s.number)
-            self.stream.synchronize()
-            self.next_step = self._entered
+                    self._reads.settle(plan)
+                self._account(s)
+            self.retire(s.number)
+        self.stream.synchronize()
+        self.next_step = self._entered
 
     def read_through(
         self, ids: Mapping[str, torch.Tensor]
