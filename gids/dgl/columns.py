@@ -3,22 +3,66 @@
 DGL's samplers mark a column to fetch with a LazyFeature in a sampled graph's frame. The columns that the
 dataset has are removed, so that DGL's own prefetch reads the others (labels, other columns of the graph).
 A minibatch is any nesting of tuples, lists and mappings with DGLGraphs. Called by the DataLoader.
+
+A column that nothing marks has the rows that DGL would slice out of the loader's graph. dgl.NID and dgl.EID
+may be others: if a graph is sampled from a sampled graph, or made by to_block, they are ids in that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from dgl import EID, NID, DGLGraph, LazyFeature
+from dgl.frame import Column as FrameColumn
 from dgl.utils import recursive_apply
 from torch import Tensor
 
 from gids.dgl.tables import ServedTables
 from gids.errors import MissingError
 from gids.store import Table
+
+_ROWS = "_gids_rows"
+"""A column of the rows in the loader's graph, where they are not dgl.NID or dgl.EID."""
+_KNOWN = 7
+"""What the column has while it is only sliced. DGL fills new rows with 0 or 1."""
+
+
+class KeepingRows:
+    """A sampler's sample() that keeps the rows of unmarked columns. Pickled for workers.
+
+    It adds a column without memory to the sampler's graph. DGL slices it lazily: its index is the rows.
+    """
+
+    def __init__(self, sample: Callable[..., Any], tables: Sequence[Table]) -> None:
+        self._sample, self._asked = sample, {(table.kind, table.type) for table in tables}
+
+    def __call__(self, graph: Any, items: Any) -> Any:
+        graph = graph.local_var()
+        for kind, _, type_, frame in _frames_of(graph):
+            if (kind, type_) in self._asked:
+                known = torch.tensor(_KNOWN, device=graph.device).expand(frame.num_rows)
+                frame._columns[_ROWS] = FrameColumn(known)
+        batch = self._sample(graph, items)
+        columns = [(*f, f[-1]._columns.pop(_ROWS, None)) for g in _graphs_in(batch) for f in _frames_of(g)]
+        asked = [id(f) for kind, type_ in self._asked for *_, f in _asked_frames(batch, kind, type_)]
+        for kind, _, type_, frame, column in columns:
+            if column is None or id(frame) not in asked:
+                continue
+            ids = frame.get(NID if kind == "node" else EID)
+            if column.index is not None:
+                index = column.index if isinstance(column.index, Tensor) else column.index.flatten()
+                if ids is None or not torch.equal(ids.long(), index.to(ids.device).long()):
+                    frame._columns[_ROWS] = FrameColumn(index)
+            elif (column.data != _KNOWN).any():
+                raise MissingError(
+                    f"a sampled graph has {kind}s of type {type_!r} that the loader's graph does not have, "
+                    "which have no rows in gids_feats: let the sampler add none (dgl.add_self_loop adds "
+                    "edges); add them to the minibatch"
+                )
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +92,9 @@ class SampledMinibatch:
         for table in tables.always:
             if table.name not in self._ids:
                 self._ask(table)
+        for graph in _graphs_in(self.batch) if tables.always else ():
+            for *_, frame in _frames_of(graph):
+                frame._columns.pop(_ROWS, None)
         self.ids = {
             name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in self._ids.items()
         }
@@ -65,14 +112,10 @@ class SampledMinibatch:
                         self._add(leaf, kind, index, frame, key, table, lazy.id_)
 
     def _ask(self, table: Table) -> None:
-        """Ask like DGL's samplers: for sources of the first block, edges of all blocks; else all graphs."""
-        graphs = list(enumerate(_graphs_in(self.batch)))
-        blocks = [(leaf, graph) for leaf, graph in graphs if graph.is_block]
-        for leaf, graph in (blocks[:1] if table.kind == "node" else blocks) or graphs:
-            for kind, index, type_, frame in _frames_of(graph):
-                is_destination = kind == "node" and graph.is_block and index >= len(graph.srctypes)
-                if kind == table.kind and type_ == table.type and not is_destination:
-                    self._add(leaf, kind, index, frame, table.key, table, None)
+        for leaf, index, frame in _asked_frames(self.batch, table.kind, table.type):
+            column = frame._columns.get(_ROWS)
+            ids = None if column is None else column.data
+            self._add(leaf, table.kind, index, frame, table.key, table, ids)
 
     def _add(
         self, leaf: int, kind: str, index: int, frame: Any, key: str, table: Table, ids: Tensor | None
@@ -113,6 +156,18 @@ def _graphs_in(batch: Any) -> list[Any]:
     graphs: list[Any] = []
     recursive_apply(batch, lambda item: graphs.append(item) if isinstance(item, DGLGraph) else None)
     return graphs
+
+
+def _asked_frames(batch: Any, kind: str, type_: Any) -> Iterator[tuple[int, int, Any]]:
+    """(graph, position, frame) of those that DGL's samplers mark: sources of the first block, edges of all
+    blocks; without blocks, of all graphs."""
+    graphs = list(enumerate(_graphs_in(batch)))
+    blocks = [(leaf, graph) for leaf, graph in graphs if graph.is_block]
+    for leaf, graph in (blocks[:1] if kind == "node" else blocks) or graphs:
+        for of_kind, index, of_type, frame in _frames_of(graph):
+            is_destination = kind == "node" and graph.is_block and index >= len(graph.srctypes)
+            if (of_kind, of_type) == (kind, type_) and not is_destination:
+                yield leaf, index, frame
 
 
 def _frames_of(graph: Any) -> Iterator[tuple[str, int, Any, Any]]:

@@ -20,7 +20,7 @@ from dgl.dataloading import dataloader as stock
 from dgl.utils import recursive_apply, recursive_apply_pair
 
 from gids.closing import Closing
-from gids.dgl.columns import SampledMinibatch
+from gids.dgl.columns import KeepingRows, SampledMinibatch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
@@ -150,6 +150,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             graph_sampler,
             [gids_feats] if isinstance(gids_feats, str) else gids_feats or [],
         )
+        if always := self.served_tables.always:
+            self.collate_fn.sample_func = KeepingRows(self.collate_fn.sample_func, always)
         self.feature_loader = source.feature_loader(
             self,
             self.served_tables.tables,

@@ -274,6 +274,46 @@ def test_gids_feats_fill_a_subgraph(homogeneous):
         assert model.assert_rows_equal_source(subgraph, homogeneous) == 2
 
 
+class OfASubgraph(dgl.dataloading.Sampler):
+    """Its blocks have dgl.NID and dgl.EID of a subgraph, as in DGL's guide to samplers."""
+
+    def sample(self, graph, nodes):
+        subgraph = graph.subgraph(torch.cat([nodes, torch.arange(100, 200)]).unique())
+        seeds = subgraph.nodes()[:8]
+        return [dgl.to_block(dgl.sampling.sample_neighbors(subgraph, seeds, 3), seeds)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_gids_feats_are_what_stock_slices_from_a_graph_that_has_the_features(homogeneous, num_workers):
+    options = {"batch_size": 10, "num_workers": num_workers}
+    ours = model.gids_loader(
+        homogeneous, homogeneous.seeds, OfASubgraph(), gids_feats=["_N.feat", "_N._E._N.weight"], **options
+    )
+    stock = StockLoader(homogeneous.full, homogeneous.seeds, OfASubgraph(), **options)
+    dgl.seed(0)
+    expected = list(stock)
+    dgl.seed(0)
+    for [got], [block] in zip(ours, expected, strict=True):
+        assert set(got.srcdata) == {"feat", "label", dgl.NID}
+        assert torch.equal(got.srcdata["feat"], block.srcdata["feat"])
+        assert torch.equal(got.edata["weight"], block.edata["weight"])
+
+
+def add_loops(subgraph, _):
+    return dgl.add_self_loop(subgraph)
+
+
+def test_edges_that_a_sampler_adds_have_no_rows(homogeneous):
+    sampler = model.OwnSampler(add_loops)
+    nodes = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=20, gids_feats=["_N.feat"])
+    check(nodes, homogeneous)
+    edges = model.gids_loader(
+        homogeneous, homogeneous.seeds, sampler, batch_size=20, gids_feats=["_N._E._N.weight"]
+    )
+    with pytest.raises(KeyError, match="let the sampler add none"):
+        next(iter(edges))
+
+
 def test_a_table_may_be_named_by_its_key_where_that_says_which(heterogeneous):
     loader = model.gids_loader(heterogeneous, heterogeneous.seeds, NeighborSampler([3]), gids_feats="age")
     _, _, [block] = next(iter(loader))
