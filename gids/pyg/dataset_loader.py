@@ -30,7 +30,7 @@ from gids.loader.tables import Tables, default_tables
 from gids.pyg.arguments import Sampling, counts_of, not_for_parts
 from gids.pyg.input_sampler import InputSampler, sample_from
 from gids.pyg.inputs import AllEdges, Inputs, count_of, hash_inputs
-from gids.pyg.minibatch_data import MinibatchData
+from gids.pyg.minibatch_data import MinibatchData, is_of_seeds, seed_attributes
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.outputs import Output
 from gids.pyg.stores import attribute_of, graphs_on_disk, store_of
@@ -123,7 +123,12 @@ class DatasetLoader(EpochLoader):
             raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
         if tables is None:
             types = {t for g in graphs for t in (g.relation[0], g.relation[2], g.relation)}
-            tables = default_tables(source.stores, types)
+            of_seeds = seed_attributes(inputs, neg_sampling)
+            tables = [
+                t
+                for t in default_tables(source.stores, types)
+                if not is_of_seeds(of_seeds, t.type, attribute_of(store, t))
+            ]
         inputs_sampler = InputSampler(neighbor_sampler, neg_sampling, transform_sampler_output, own=own)
         super().__init__(
             source,

@@ -155,8 +155,9 @@ def LinkNeighborLoader(
 
     Attributes of a minibatch: those of NeighborLoader without ``batch_size``, and ``edge_label_index`` (local
     ids: first the seed edges, then the negatives), ``edge_label``, ``edge_label_time``; with triplets
-    ``src_index``, ``dst_pos_index``, ``dst_neg_index`` and ``seed_time``. As in PyG, nothing is left out of
-    the subgraph: seed edges that are in the topology, and their reverses, may be sampled.
+    ``src_index``, ``dst_pos_index``, ``dst_neg_index`` and ``seed_time``. As in PyG, these take the place of
+    tables with these names, and nothing is left out of the subgraph: seed edges that are in the topology,
+    and their reverses, may be sampled.
 
     Raises the errors of NeighborLoader, and ValueError for negatives that do not fit.
     """

@@ -23,6 +23,25 @@ _OF_TRIPLETS: tuple[str, ...] = ("input_id", "src_index", "dst_pos_index", "dst_
 """Attributes that the metadata of PyG's node_sample and edge_sample become."""
 
 
+def seed_attributes(inputs: Inputs, negatives: NegativeSampling | None) -> dict[str, tuple[Any, ...]]:
+    """The attributes that seeds give to minibatches, and the types that have them, as in PyG. None: Data."""
+    kind = inputs.input_type
+    if isinstance(inputs, NodeSamplerInput):
+        return dict.fromkeys(_OF_NODES, (kind,))
+    if negatives is None or not negatives.is_triplet():
+        return dict.fromkeys(_OF_EDGES, (kind,))
+    if kind is None:
+        return dict.fromkeys(_OF_TRIPLETS, (None,))
+    src, _, dst = kind
+    return dict(zip(_OF_TRIPLETS, ((kind,), (src,), (dst,), (dst,), (src, dst)), strict=True))
+
+
+def is_of_seeds(attributes: Mapping[str, tuple[Any, ...]], type_: str | Relation, name: str) -> bool:
+    """Whether the seeds give this attribute to this type, in place of a table's. attributes: of the seeds."""
+    types = attributes.get(name, ())
+    return type_ in types or None in types
+
+
 class MinibatchData:
     """Makes Data with the attributes of torch_geometric.loader's filter_fn.
 
@@ -42,16 +61,15 @@ class MinibatchData:
         made: type | None,
     ) -> None:
         names = list(attributes.values())
-        self._seed_names = _OF_NODES if isinstance(inputs, NodeSamplerInput) else _OF_EDGES
-        if negatives is not None and negatives.is_triplet():
-            self._seed_names = _OF_TRIPLETS
+        self._of_seeds = seed_attributes(inputs, negatives)
         for type_, name in names:
             if names.count((type_, name)) > 1:
                 raise ValueError(
                     f"two tables would have the name {name!r} of {describe_type(type_)}: give names, "
                     "tables={'a': …, 'b': …}"
                 )
-            if name in _OWN or name in self._seed_names or (name == LABEL and type_ in labelled):
+            of_seeds = is_of_seeds(self._of_seeds, type_, name)
+            if name in _OWN or of_seeds or (name == LABEL and type_ in labelled):
                 raise ValueError(
                     f"a table would have the name {name!r} of {describe_type(type_)}, which minibatches have "
                     "already: give another name, tables={'a': …}"
@@ -65,7 +83,7 @@ class MinibatchData:
         assert isinstance(minibatch, HopMinibatch)
         data, edges = self._made(), minibatch.edges
 
-        def storage(type_: str | Relation) -> Any:
+        def storage(type_: str | Relation | None) -> Any:
             return data if self._input_type is None else data[type_]
 
         for table, (type_, name) in self._attributes.items():
@@ -87,18 +105,9 @@ class MinibatchData:
         for ntype, counts in (minibatch.nodes_per_hop or {}).items():
             storage(ntype).num_sampled_nodes = counts
         device = next(iter(nodes.values())).device
-        for name, value in zip(self._seed_names, minibatch.metadata, strict=False):
-            for type_ in self._types_with(name):
-                storage(type_)[name] = value if value is None or name == "input_id" else value.to(device)
-        if self._seed_names is _OF_NODES:
-            storage(self._input_type or "").batch_size = len(minibatch.metadata[0])
+        for (name, types), value in zip(self._of_seeds.items(), minibatch.metadata, strict=False):
+            for seed_type in types:
+                storage(seed_type)[name] = value if value is None or name == "input_id" else value.to(device)
+        if "batch_size" in self._of_seeds:
+            storage(self._input_type).batch_size = len(minibatch.metadata[0])
         return data
-
-    def _types_with(self, name: str) -> list[str | Relation]:
-        """The types that have an attribute of the seeds, as in PyG."""
-        kind = self._input_type
-        if not isinstance(kind, tuple) or name == "input_id" or self._seed_names is not _OF_TRIPLETS:
-            return [kind or ""]
-        src, _, dst = kind
-        with_name: dict[str, list[str | Relation]] = {"src_index": [src], "seed_time": [src, dst]}
-        return with_name.get(name, [dst])

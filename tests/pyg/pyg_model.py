@@ -108,8 +108,9 @@ def write(path: Path, data: Data | HeteroData) -> Path:
             if "y" in storage:
                 writer.write_labels(ntype, storage.y)
         for relation, storage in edges:
-            if "edge_attr" in storage:
-                writer.write_table("edge", relation, "feat", storage.edge_attr)
+            for attribute, key in (("edge_attr", "feat"), ("edge_label", "edge_label")):
+                if attribute in storage:
+                    writer.write_table("edge", relation, key, storage[attribute])
             row, col = storage.edge_index
             num_src, num_dst = counts[relation[0]], counts[relation[2]]
             writer.write_edges(relation, edge_list(row, col, num_src=num_src, num_dst=num_dst))

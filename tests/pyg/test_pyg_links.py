@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, assert_all_same, assert_same, assert_same_on
+from pyg_model import CITES, PAPERS, WRITES, assert_all_same, assert_same, assert_same_on, write
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -50,6 +50,18 @@ def test_minibatches_are_those_of_pygs_own_loader(
         in_memory = gids.pyg.LinkNeighborLoader(data, [-1, -1], edges, **options)
         assert type(in_memory) is PygLinkNeighborLoader
         assert_all_same(in_memory, theirs)
+
+
+def test_labels_of_seed_edges_take_the_place_of_a_table(several: HeteroData, tmp_path: Path) -> None:
+    """As in PyG's example temporal_link_pred.py. Other relations keep theirs."""
+    data = several.clone()
+    for relation in (CITES, WRITES):
+        data[relation].edge_label = torch.arange(data[relation].num_edges)
+    path = write(tmp_path / "labelled.gids", data)
+    edges = (WRITES, data[WRITES].edge_index[:, :50])
+    options: dict[str, Any] = {"batch_size": 25, "edge_label": torch.arange(50) + 7}
+    with gids.pyg.LinkNeighborLoader(path, [-1], edges, **options) as loader:
+        assert_all_same(loader, gids.pyg.LinkNeighborLoader(data, [-1], edges, **options))
 
 
 def test_all_edges_are_seeds_by_default(
