@@ -45,7 +45,7 @@ class Ranks:
 
     group_of: makes the group of the ranks that make a loader, from its number; None: they do not know of each
     other. loader: once arguments are compared, the loader's number among those that the ranks made together.
-    taken: minibatches since an epoch was begun.
+    taken: minibatches since an epoch was begun. assumed: there was no process group that says the rank.
     """
 
     rank: int = 0
@@ -53,6 +53,7 @@ class Ranks:
     group_of: Callable[[int], RankGroup] | None = None
     loader: int = 0
     taken: int = 0
+    assumed: bool = field(default=False, compare=False, repr=False)
     _group: RankGroup | None = field(default=None, compare=False, repr=False)
 
     def part(self, count: int) -> slice:
@@ -92,8 +93,15 @@ class Ranks:
         minibatches before.
 
         Called for the first minibatch. Waits for all ranks; does nothing if the user gave the rank. Raises
-        RankError, on every rank, if they differ, or if one does not come.
+        RankError, on every rank, if they differ, or if one does not come; ValueError if there is a process
+        group by now, and there was none when the loader was made.
         """
+        if self.assumed and _initialized() and dist.get_world_size() > 1:
+            raise ValueError(
+                "this loader was made before the process group, so the ranks would not share its seeds: make "
+                "it after init_process_group(), with Lightning in LightningDataModule.train_dataloader(). "
+                "For a loader that shares no seeds: rank=0, world_size=1"
+            )
         taken, self.taken = self.taken, 0
         if self._group is not None:
             what = f"begins after {taken} minibatches of this loader, by {name_sampler()}"
@@ -151,7 +159,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
             "torch.distributed.init_process_group() before making the loader, or give rank= and world_size=",
             launched,
         )
-    return Ranks()
+    return Ranks(assumed=True)
 
 
 def local_ranks() -> int:

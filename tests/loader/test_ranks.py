@@ -361,6 +361,22 @@ def test_torchrun_without_a_process_group_is_warned_of(
         caplog.clear()
 
 
+def test_a_loader_that_is_older_than_the_process_group_is_refused(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a script gives Lightning's Trainer a loader and strategy="ddp"."""
+    for options, refused in (({}, True), ({"rank": 0, "world_size": 1}, False)):
+        with node_loader(one, torch.arange(90), **options) as loader, monkeypatch.context() as later:
+            next(iter(loader))
+            later.setattr(dist, "is_initialized", lambda: True)
+            later.setattr(dist, "get_world_size", lambda: 2)
+            if refused:
+                with pytest.raises(ValueError, match="made before the process group"):
+                    next(iter(loader))
+            else:
+                next(iter(loader))
+
+
 def test_a_rank_that_makes_no_loader_is_an_error_unless_the_user_gave_the_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
