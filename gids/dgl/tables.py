@@ -85,9 +85,12 @@ class ServedTables:
             )
         count = self._graph.num_nodes if table.kind == "node" else self._graph.num_edges
         if table.row_count != count(table.type):
+            cure = "give the graph of the dataset"
+            if table.kind == "node":
+                cure += ", or a subgraph made with relabel_nodes=False"
             raise ValueError(
                 f"table {table.name!r} of {table.dataset} has {table.row_count} rows, but the graph has "
-                f"{count(table.type)} {table.kind}s of type {table.type!r}: give the graph of the dataset"
+                f"{count(table.type)} {table.kind}s of type {table.type!r}: {cure}"
             )
         if (table.kind, table.type) not in self._in_order:
             check_order(table, self._graph, self._stores)

@@ -427,7 +427,10 @@ def test_a_table_of_a_type_that_the_graph_does_not_have(homogeneous, heterogeneo
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (NeighborSampler([3], prefetch_node_feats=["feat"]), "300 rows, but the graph has 301 nodes"),
+        (
+            NeighborSampler([3], prefetch_node_feats=["feat"]),
+            "has 301 nodes .* or a subgraph made with relabel",
+        ),
         (ShaDowKHopSampler([3], prefetch_edge_feats=["weight"]), "1800 rows, but the graph has 1799 edges"),
     ],
 )
@@ -435,6 +438,16 @@ def test_features_of_another_graph_are_refused(homogeneous, sampler, message):
     other = dgl.add_nodes(dgl.remove_edges(homogeneous.graph, [0]), 1)
     with pytest.raises(ValueError, match=message):
         gids.dgl.DataLoader(other, homogeneous.seeds, sampler, gids=homogeneous.path)
+
+
+def test_a_subgraph_with_all_nodes_fits(homogeneous):
+    """For inductive training. Its edges have other ids, so tables of edges do not fit."""
+    part = dgl.node_subgraph(homogeneous.graph, torch.arange(150), relabel_nodes=False)
+    sampler = NeighborSampler([3, 3], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    check(
+        gids.dgl.DataLoader(part, torch.arange(150), sampler, gids=homogeneous.path, batch_size=50),
+        homogeneous,
+    )
 
 
 def test_nothing_warns(homogeneous, sampler):
