@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -157,10 +158,8 @@ def convert(
         writer.expect_bytes(check_space(conversion.needed(), written))
         masks_to_splits(source, writer.scratch, options.split_column)
         conversion.write()
-        if _fingerprint(files) != fingerprint:
-            raise FormatError("the source changed during the conversion; convert it again")
         on_stage("publishing")
-        writer.commit()
+        writer.commit(lambda: _check_unchanged(files, fingerprint))
         return source.reminders
     except BaseException as error:
         explained: Exception | None = from_library(error, files)
@@ -436,6 +435,15 @@ def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:
 
 def _count(topology: InEdges | EdgeSource) -> int:
     return topology.indices.shape[0] if isinstance(topology, InEdges) else topology.count
+
+
+def _check_unchanged(files: Sequence[Path], fingerprint: Mapping[str, list[int]]) -> None:
+    """Raise FormatError if a file of the source changed; it may be of the dataset that is replaced."""
+    is_same = False
+    with contextlib.suppress(FileNotFoundError):
+        is_same = _fingerprint(files) == fingerprint
+    if not is_same:
+        raise FormatError("the source changed during the conversion; convert it again")
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:

@@ -495,15 +495,16 @@ class DatasetWriter:
             pieces = out_degrees(indices, count, self._memory_bytes)
             self._write_node_array(ntype, "out_degree", "uint32", (count,), pieces)
 
-    def commit(self) -> None:
-        """Finish, sync and publish the dataset. Raises FormatError if its parts do not agree."""
+    def commit(self, check: Callable[[], None] = lambda: None) -> None:
+        """Finish, sync and publish the dataset. Raises FormatError if its parts do not agree. check: see
+        Workplace.publish."""
         self._write_out_degrees()
         nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
         relations = [
             RelationEntry(r, n, arrays, self._sorted_by.get(r)) for r, (n, arrays) in self._relations.items()
         ]
         manifest = Manifest(tuple(nodes), tuple(relations), tuple(self._tables))
-        self._workplace.publish({"": manifest})
+        self._workplace.publish({"": manifest}, check=check)
 
     def close(self, *, discard: bool) -> None:
         """Stop without publishing. discard: remove what was written; else it can be resumed."""

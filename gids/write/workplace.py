@@ -207,12 +207,19 @@ class Workplace:
         for folder in sorted(changed):
             sync_directory(folder)
 
-    def publish(self, manifests: Mapping[str, Manifest], *, is_locked: bool = False) -> None:
+    def publish(
+        self,
+        manifests: Mapping[str, Manifest],
+        *,
+        is_locked: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Write the manifests, sync everything, rename the dataset to its path, and close the workplace.
 
         manifests: of the dataset (folder ""), or of each part, by its folder. Waits for other writers of the
-        dataset that is replaced, unless the caller has locked it. Raises FormatError if a file does not match
-        its manifest, FileExistsError if something else has the name by now, StorageError.
+        dataset that is replaced, unless the caller has locked it. check: called last, when no writer can
+        change that dataset any more. Raises its errors, FormatError if a file does not match its manifest,
+        FileExistsError if something else has the name by now, StorageError.
         """
         with self._explaining("the manifest"):
             for folder, manifest in manifests.items():
@@ -225,6 +232,7 @@ class Workplace:
             with contextlib.ExitStack() as locks:
                 for root in (self.path, *part_paths(self.path)) if replaces and not is_locked else ():
                     locks.enter_context(locked_directory(root))
+                check()
                 record = publication(self.partial, self.path, self.folders)
                 self._journal.record(publication=record)
                 put_in_place(self.partial, self.path, replace=replaces, of_parts=self._of_parts)

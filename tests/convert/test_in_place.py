@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from children import killed
 from reader_example import convert, refused
 
 from gids import FeatureStore, cli
-from gids.write import DatasetWriter, edge_list, publish, workplace
+from gids.write import DatasetWriter, create_table, edge_list, publish, workplace
 
 
 def write(path: Path, times: bool = False) -> FeatureStore:
@@ -41,6 +43,25 @@ def test_a_conversion_in_place_that_is_killed_is_finished_by_the_same_command_on
         killed(lambda: cli.main(command), workplace, "clean_up")
     assert cli.main(command) == 0
     assert FeatureStore(path).graph().num_edges == 6
+    assert os.listdir(tmp_path) == ["d.gids"]
+
+
+def test_a_table_that_is_added_while_a_conversion_in_place_is_published_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.gids"
+    write(path)
+    faults = workplace.faults
+
+    def checked(*arguments: Any) -> Iterator[str]:
+        with create_table(path, "later", 3, 1) as writer:
+            writer.write(0, torch.ones(3, 1))
+        return faults(*arguments)
+
+    monkeypatch.setattr(workplace, "faults", checked)
+    assert cli.main(["convert", str(path), str(path), "--overwrite"]) == 2
+    assert "the source changed during the conversion" in capsys.readouterr().err
+    assert list(FeatureStore(path).tables) == ["_N.x", "_N.later"]
     assert os.listdir(tmp_path) == ["d.gids"]
 
 
