@@ -50,7 +50,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
     """Describe a dataset, as JSON; sizes in bytes. Reads the manifest and the headers of files."""
     from gids.convert.page_sizes import explain_pages
 
-    manifest = store.locate.read_manifest()
+    manifest = store.manifest
     return {
         "path": str(store.path),
         **({} if store.part is None else {"part": asdict(store.part)}),

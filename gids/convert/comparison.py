@@ -42,7 +42,7 @@ def compare(
             yield True, f"table {name!r} of {store.name} is not in the source"
         else:
             yield _compare_table(table, sources[name].rows, on_bytes)
-    for nodes in store.locate.read_manifest().nodes:
+    for nodes in store.manifest.nodes:
         stored = {role: nodes.arrays[role] for role in ID_ROLES if role in nodes.arrays}
         expected = source.ids.get(nodes.type, {})
         if stored or expected:

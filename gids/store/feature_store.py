@@ -50,6 +50,7 @@ class FeatureStore:
         self.path = Path(os.path.abspath(path))
         self.name: str = self.path.name
         self.locate, manifest = open_dataset(self.path, allow_dirs)
+        self.manifest = manifest
         self._allow_dirs = tuple(map(os.path.abspath, allow_dirs))  # to open it again from elsewhere
         self.part: Part | None = manifest.part
         self.topology_crc = manifest.topology_crc

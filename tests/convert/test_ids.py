@@ -314,7 +314,7 @@ def test_positions_in_any_order_and_all_kinds_of_text_are_ids(tmp_path):
     for kind in (np.int8, np.float32):  # node numbers, which are not stored
         write_parquet(tmp_path / "u/nodes.parquet", id=np.arange(3, dtype=kind), x=[1, 2, 3])
         store = convert(tmp_path / "u/nodes.parquet", tmp_path / "c.gids", "--overwrite")
-        assert "id" not in store.locate.read_manifest().nodes[0].arrays
+        assert "id" not in store.manifest.nodes[0].arrays
         assert store.ids()[1:].tolist() == [1, 2]
 
 

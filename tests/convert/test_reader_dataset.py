@@ -65,7 +65,7 @@ def assert_equal(old, new):
     """Everything in two datasets is equal, values and pages: so are the checksums of all files."""
     assert new.content_crc == old.content_crc
     assert new.topology_crc == old.topology_crc
-    entries = [store.locate.read_manifest() for store in (old, new)]
+    entries = [store.manifest for store in (old, new)]
     assert {n.type: {r: a.crc32c for r, a in n.arrays.items()} for n in entries[0].nodes} == {
         n.type: {r: a.crc32c for r, a in n.arrays.items()} for n in entries[1].nodes
     }

@@ -10,7 +10,7 @@ from partition_example import write_rich_dataset
 
 from gids import StorageError
 from gids.store import verify
-from gids.write import DatasetWriter, heat_writer
+from gids.write import DatasetWriter, create_table, heat_writer
 from gids.write.partition import partition
 
 
@@ -70,6 +70,18 @@ def test_a_changed_dataset_or_option_starts_again(tmp_path):
     said.clear()
     partition(source, tmp_path / "parts", 2, overwrite=True, say=said.append)
     assert said == ["found an unfinished partition, but the dataset changed: starting again"]
+    assert list(verify(tmp_path / "parts")) == []
+
+
+def test_a_table_that_is_added_while_the_dataset_is_opened_is_left_out(tmp_path, monkeypatch):
+    source = write_dataset(tmp_path / "mag.gids")
+
+    def add_table(*_):
+        with create_table(source, "paper.later", 20, 1) as writer:
+            writer.write(0, np.ones((20, 1)))
+
+    monkeypatch.setattr("gids.write.partition.run.refuse_part", add_table)
+    partition(source, tmp_path / "parts", 2)
     assert list(verify(tmp_path / "parts")) == []
 
 

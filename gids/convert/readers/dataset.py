@@ -31,7 +31,7 @@ _BLOCK_BYTES = 8 << 20
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     store = FeatureStore(path, allow_dirs=choices.allow_dirs)
     refuse_part(store, "gids convert", "convert the whole dataset, then partition it")
-    manifest = store.locate.read_manifest()
+    manifest = store.manifest
     for array in manifest.arrays():
         file = store.locate.array(array)
         if file_crc32c(file) != array.crc32c:

@@ -110,7 +110,7 @@ def partition(
         raise ValueError(f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB")
     with contextlib.closing(FeatureStore(path, allow_dirs=allow_dirs)) as store:
         refuse_part(store, "gids partition", "partition the whole dataset")
-        manifest = store.locate.read_manifest()
+        manifest = store.manifest
         for relation in manifest.relations:
             if not relation.arrays:
                 raise FormatError(
