@@ -256,8 +256,9 @@ class Workplace:
         """Close without publishing. discard: remove the work; else it can be resumed. A forked child removes
         nothing."""
         if discard and not self._is_published and self.in_own_process:
-            self._journal.abandon()
             with contextlib.suppress(OSError):
+                _settle(self._journal, self.partial, self.path)  # Ctrl-C may have interrupted step 4
+                self._journal.abandon()
                 for folder in self.folders:
                     remove_shard_folder(folder, self.path)
                 remove_tree(self.partial, last=_JOURNAL)

@@ -161,6 +161,22 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
     check_rows(path, disks)
 
 
+def test_an_interrupt_between_two_renames_keeps_the_old_dataset(tmp_path, monkeypatch):
+    path, rename = write_dataset(tmp_path / "a.gids"), os.rename
+
+    def interrupted(old, new):
+        rename(old, new)
+        monkeypatch.setattr(os, "rename", rename)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publish, "_exchange", lambda *_: False)
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_dataset(path, overwrite=True)
+    assert os.listdir(tmp_path) == ["a.gids"]
+    assert list(verify(path)) == []
+
+
 def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, source):
     path = tmp_path / "a.gids"
     converted(source, path)
