@@ -21,6 +21,7 @@ from gids.convert.untrusted import from_library
 from gids.errors import FormatError, naming
 from gids.store.dtypes import dtype_name, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
+from gids.store.manifest import MANIFEST
 from gids.store.names import HEAT_ROLES, Relation, describe_type
 from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
 from gids.store.rows import Rows, blocks
@@ -116,13 +117,19 @@ def convert(
     if options.page_bytes is None:
         alignment = direct_alignment([target.parent, *map(Path, options.stripe)])
     pages = PageSizes(options.page_bytes, alignment, options.order)
-    resume_key = {"the source": fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})}
-    in_place = any(target.resolve() in file.resolve().parents for file in files)
-    if finish_published(target, resume_key, but=["the source"] if in_place else []):
+    inside = [file for file in map(Path.resolve, files) if target.resolve() in file.parents]
+    in_place = (target / MANIFEST).resolve() in inside
+    read = "the dataset" if in_place else "the source"
+    resume_key = {read: fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})}
+    if finish_published(target, resume_key, but=[read] if in_place else []):
         say("the dataset is complete; removed the temporary files of an earlier run that was killed")
         return []
     if os.path.lexists(target):
         check_replaceable(target)
+    if inside and not in_place:
+        raise ValueError(
+            f"{inside[0]} is inside {target}, and would be removed together with it: move it to another path"
+        )
     writer = DatasetWriter(
         path,
         page_bytes=options.page_bytes or DEFAULT_PAGE_BYTES,

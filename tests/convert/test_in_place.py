@@ -46,6 +46,16 @@ def test_a_conversion_in_place_that_is_killed_is_finished_by_the_same_command_on
     assert os.listdir(tmp_path) == ["d.gids"]
 
 
+def test_a_conversion_in_place_does_not_take_that_of_another_dataset_for_its_own(tmp_path: Path) -> None:
+    path, other = tmp_path / "d.gids", tmp_path / "e.gids"
+    write(path)
+    write(other)
+    options = ["--overwrite", "--reverse-edges", "--quiet"]
+    killed(lambda: cli.main(["convert", str(other), str(path), *options]), workplace, "clean_up")
+    assert cli.main(["convert", str(path), str(path), *options]) == 0
+    assert FeatureStore(path).graph().num_edges == 12
+
+
 def test_a_table_that_is_added_while_a_conversion_in_place_is_published_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +88,8 @@ def test_what_is_inside_the_dataset_is_refused_before_anything_is_lost(
         DatasetWriter(path, overwrite=True, stripe=[str(inside)])
     with pytest.raises(ValueError, match=r"e\.gids is inside the dataset .*d\.gids, and would be removed"):
         DatasetWriter(inside / "e.gids")
+    torch.save({"x": rows}, inside / "data.pt")
+    assert "would be removed together with it" in refused(capsys, inside / "data.pt", path, "--overwrite")
     assert torch.equal(FeatureStore(path).table("x").read_rows(torch.arange(3)), rows)
     shutil.rmtree(inside)
 
