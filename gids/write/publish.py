@@ -145,13 +145,16 @@ def is_dataset(path: Path) -> bool:
 
 
 def check_replaceable(path: Path, *, of_parts: bool = False) -> None:
-    """Raise FormatError unless `path` is a dataset (of_parts: a directory of parts) or an empty directory."""
+    """Raise FormatError unless `path` is a dataset (of_parts: a directory of parts alone) or an empty
+    directory."""
     if path.is_dir() and not any(path.iterdir()):
         return
     parts = part_paths(path)
     if not (parts and all(map(is_dataset, parts)) if of_parts else is_dataset(path)):
         what = "a directory of parts" if of_parts else "a gids dataset"
         raise FormatError(f"{path} exists and is not {what}, so it is not replaced: choose another name")
+    if of_parts and (others := {*path.iterdir()} - {*parts}):
+        raise FormatError(f"{min(others)} is not a part, and would be removed: move it to another path")
 
 
 def manifests_crc32c(path: Path) -> int | None:

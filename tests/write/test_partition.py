@@ -246,6 +246,10 @@ def test_existing_parts_are_replaced_only_with_overwrite(tmp_path):
     with pytest.raises(FileExistsError, match="already exists"):
         partition(source, tmp_path / "parts", 3)
     assert contents(tmp_path / "parts") == before
+    (tmp_path / "parts/notes.txt").touch()
+    with pytest.raises(FormatError, match=r"notes\.txt is not a part, and would be removed"):
+        partition(source, tmp_path / "parts", 3, overwrite=True)
+    (tmp_path / "parts/notes.txt").unlink()
     partition(source, tmp_path / "parts", 3, overwrite=True)
     assert len(part_paths(tmp_path / "parts")) == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mag.gids", "parts"]
