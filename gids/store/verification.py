@@ -54,13 +54,12 @@ def verify(
     faulty pages per table and the number of others. on_total(bytes), on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
-    if (parts := part_paths(root)) and not (root / MANIFEST).exists():
-        yield from _parts_faults(parts, allow_dirs, workers, on_total, on_bytes)
-        return
     while True:
         told = False
+        is_whole = (root / MANIFEST).exists() or not part_paths(root)
+        faults_of = _dataset_faults if is_whole else _parts_faults
         try:
-            for fault in _dataset_faults(root, allow_dirs, workers, on_total, on_bytes):
+            for fault in faults_of(root, allow_dirs, workers, on_total, on_bytes):
                 told = True
                 yield fault
             return
@@ -126,23 +125,29 @@ def _dataset_faults(
 
 
 def _parts_faults(
-    paths: Sequence[Path],
+    root: Path,
     allow_dirs: Sequence[str | os.PathLike[str]],
     workers: int,
     on_total: Callable[[int], None],
     on_bytes: Callable[[int], None],
 ) -> Iterator[str]:
-    yield from directory_faults(paths)
-    total = 0
+    """See _dataset_faults. root: a directory of parts."""
+    paths, inode, total = part_paths(root), os.stat(root).st_ino, 0
 
     def add_total(size_bytes: int) -> None:
         nonlocal total
         total += size_bytes
         on_total(total)
 
-    for path in paths:
+    def faults_of(path: Path) -> Iterator[str]:
         checked = verify(path, allow_dirs=allow_dirs, workers=workers, on_total=add_total, on_bytes=on_bytes)
         yield from (f"{path.name}: {fault}" for fault in checked)
+
+    for check in (directory_faults(paths), *map(faults_of, paths)):
+        told = list(check)
+        if os.stat(root).st_ino != inode:
+            raise replaced(root, root)
+        yield from told
 
 
 def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Iterator[str]:

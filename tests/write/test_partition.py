@@ -250,7 +250,13 @@ def test_existing_parts_are_replaced_only_with_overwrite(tmp_path):
     with pytest.raises(FormatError, match=r"notes\.txt is not a part, and would be removed"):
         partition(source, tmp_path / "parts", 3, overwrite=True)
     (tmp_path / "parts/notes.txt").unlink()
-    partition(source, tmp_path / "parts", 3, overwrite=True)
+    partition(source, tmp_path / "parts", 4, overwrite=True)
+
+    def replace_once(_):
+        if len(part_paths(tmp_path / "parts")) == 4:
+            partition(source, tmp_path / "parts", 3, overwrite=True)
+
+    assert list(verify(tmp_path / "parts", on_total=replace_once)) == []
     assert len(part_paths(tmp_path / "parts")) == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mag.gids", "parts"]
     with pytest.raises(FormatError, match="is not a directory of parts"):
