@@ -160,6 +160,7 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
         ('1,"2"3\n', (), "could not convert"),
         ("id_1,id_2\n1,2\n", (), "have the columns id_1, id_2; exactly one must be named src or source"),
         ("id,src\n1,2\n", (), "exactly one must be named dst or destination"),
+        ("name,x\na,1\n", (), "if these are nodes, call the file nodes.csv, or give --id-column"),
         ("src,dst,source\n1,2,3\n", (), "exactly one must be named src or source"),
         ("src,dst\n1,2,3\n", (), "has 2 names for 3 columns"),
         ("src,dst,w,w\n1,2,3,4\n", (), "has two tables '_N._E._N.w'"),

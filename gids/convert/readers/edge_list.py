@@ -101,7 +101,13 @@ def _array_edges(
 
 def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
     """The sources and the destinations. The other columns become tables of edges."""
-    names = header_of(file)
+    names, ends = header_of(file), (0, 1)
+    if names:
+        try:
+            ends = end_columns(names, f"the edges of {file}")
+        except FormatError as error:
+            cure = "if these are nodes, call the file nodes.csv, or give --id-column"
+            raise FormatError(f"{error}; {cure}") from None
     try:
         columns = read_columns(file, scratch)
     except NotANumber as error:
@@ -109,9 +115,7 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
             f"{error}; if the ends of edges are ids, convert them together with a table of nodes that has "
             f"these ids: gids convert nodes.csv {file.name} DST"
         ) from None
-    ends = (0, 1)
     if names:
-        ends = end_columns(names, f"the edges of {file}")
         if len(names) != len(columns):
             raise FormatError(f"{file} has {len(names)} names for {len(columns)} columns")
     elif len(columns) not in (2, 3):
