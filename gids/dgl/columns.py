@@ -10,7 +10,9 @@ may be others: if a graph is sampled from a sampled graph, or made by to_block, 
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,42 +28,70 @@ from gids.store import Table
 
 _ROWS = "_gids_rows"
 """A column of the rows in the loader's graph, where they are not dgl.NID or dgl.EID."""
-_KNOWN = 7
-"""What the column has while it is only sliced. DGL fills new rows with 0 or 1."""
+_FIRST = 1 << 40
+"""What the column has for row 0 while the graph is sampled. What DGL adds has other numbers."""
+
+
+class _Numbers(Tensor):
+    """_FIRST, _FIRST + 1, …: int64[n]. DGL slices it without its memory."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.index_select and len(args) == 3:
+                return args[2] + _FIRST
+            if func.__name__ != "__get__":  # not shape, dtype and device
+                args, kwargs = recursive_apply((args, kwargs or {}), _with_memory)
+            return func(*args, **(kwargs or {}))
+
+
+def _with_memory(value: Any) -> Any:
+    if not isinstance(value, _Numbers):
+        return value
+    return torch.arange(_FIRST, _FIRST + value.shape[0], device=value.device)
 
 
 class KeepingRows:
     """A sampler's sample() that keeps the rows of unmarked columns. Pickled for workers.
 
-    It adds a column without memory to the sampler's graph. DGL slices it lazily: its index is the rows.
+    The sampler's graph has one more column, which DGL slices like others. What the sampler assigns to the
+    graph's other columns is assigned to the loader's graph, too.
     """
 
     def __init__(self, sample: Callable[..., Any], tables: Sequence[Table]) -> None:
         self._sample, self._asked = sample, {(table.kind, table.type) for table in tables}
 
     def __call__(self, graph: Any, items: Any) -> Any:
-        graph = graph.local_var()
-        for kind, _, type_, frame in _frames_of(graph):
+        graph = copy(graph)
+        graph._node_frames = [copy(frame) for frame in graph._node_frames]
+        graph._edge_frames = [copy(frame) for frame in graph._edge_frames]
+        counts, frames = {}, list(_frames_of(graph))
+        for kind, _, type_, frame in frames:
+            frame._columns = ChainMap(frame._columns, {})
             if (kind, type_) in self._asked:
-                known = torch.tensor(_KNOWN, device=graph.device).expand(frame.num_rows)
-                frame._columns[_ROWS] = FrameColumn(known)
+                counts[kind, type_] = frame.num_rows
+                numbers = torch.tensor(_FIRST, device=graph.device).expand(frame.num_rows)
+                frame._columns.maps[1][_ROWS] = FrameColumn(numbers.as_subclass(_Numbers))
         batch = self._sample(graph, items)
+        for *_, frame in frames:  # it may be in the minibatch, of which DGL changes the columns
+            frame._columns = {key: copy(column) for key, column in frame._columns.items()}
         columns = [(*f, f[-1]._columns.pop(_ROWS, None)) for g in _graphs_in(batch) for f in _frames_of(g)]
         asked = [id(f) for kind, type_ in self._asked for *_, f in _asked_frames(batch, kind, type_)]
         for kind, _, type_, frame, column in columns:
             if column is None or id(frame) not in asked:
                 continue
-            ids = frame.get(NID if kind == "node" else EID)
-            if column.index is not None:
-                index = column.index if isinstance(column.index, Tensor) else column.index.flatten()
-                if ids is None or not torch.equal(ids.long(), index.to(ids.device).long()):
-                    frame._columns[_ROWS] = FrameColumn(index)
-            elif (column.data != _KNOWN).any():
+            rows = column.data - _FIRST
+            if len(rows) and not 0 <= rows.min() <= rows.max() < counts[kind, type_]:
                 raise MissingError(
                     f"a sampled graph has {kind}s of type {type_!r} that the loader's graph does not have, "
                     "which have no rows in gids_feats: let the sampler add none (dgl.add_self_loop adds "
                     "edges); add them to the minibatch"
                 )
+            ids = frame.get(NID if kind == "node" else EID)
+            if ids is None or not torch.equal(ids.long(), rows.to(ids.device)):
+                frame._columns[_ROWS] = FrameColumn(rows)
         return batch
 
 

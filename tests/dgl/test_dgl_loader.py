@@ -275,10 +275,12 @@ def test_gids_feats_fill_a_subgraph(homogeneous):
 
 
 class OfASubgraph(dgl.dataloading.Sampler):
-    """Its blocks have dgl.NID and dgl.EID of a subgraph, as in DGL's guide to samplers."""
+    """Its blocks have dgl.NID and dgl.EID of a subgraph, as in DGL's guide to samplers. dgl.reverse evaluates
+    the columns."""
 
     def sample(self, graph, nodes):
         subgraph = graph.subgraph(torch.cat([nodes, torch.arange(100, 200)]).unique())
+        subgraph = dgl.reverse(subgraph, copy_edata=True)
         seeds = subgraph.nodes()[:8]
         return [dgl.to_block(dgl.sampling.sample_neighbors(subgraph, seeds, 3), seeds)]
 
@@ -299,8 +301,30 @@ def test_gids_feats_are_what_stock_slices_from_a_graph_that_has_the_features(hom
         assert torch.equal(got.edata["weight"], block.edata["weight"])
 
 
+class OfTheGraph(dgl.dataloading.Sampler):
+    """Its minibatches are the loader's graph, whose column it replaces."""
+
+    def sample(self, graph, nodes):
+        graph.ndata["visits"] = graph.ndata["visits"].index_add(0, nodes, torch.ones(10))
+        return graph
+
+
+def test_a_sampler_may_assign_to_the_graph_and_return_it(homogeneous):
+    graph = homogeneous.graph.clone()
+    graph.ndata["visits"] = torch.zeros(300)
+    feats = ["_N.feat", "_N._E._N.weight"]
+    loader = gids.dgl.DataLoader(
+        graph, torch.arange(100), OfTheGraph(), gids=homogeneous.path, gids_feats=feats, batch_size=10
+    )
+    for batch in loader:
+        assert torch.equal(batch.ndata["feat"], homogeneous.full.ndata["feat"])
+        assert torch.equal(batch.edata["weight"], homogeneous.full.edata["weight"])
+    assert set(graph.ndata) == {"label", "visits"}
+    assert graph.ndata["visits"].sum() == 100
+
+
 def add_loops(subgraph, _):
-    return dgl.add_self_loop(subgraph)
+    return dgl.add_self_loop(subgraph, fill_data=7)
 
 
 def test_edges_that_a_sampler_adds_have_no_rows(homogeneous):
