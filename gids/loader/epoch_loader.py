@@ -107,8 +107,8 @@ class EpochLoader(Closing, ABC):
         self._seeds_digest: str | None = None  # once asked for
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
         self._last_stats: dict[str, Any] | None = None  # once closed
-        self._ends = False  # close() was called
-        self._beginning = threading.Lock()  # no epoch begins that close() does not close
+        self._ends = self._closed = False  # close() was called, and came to its end
+        self._beginning = threading.RLock()  # no epoch begins that close() does not close
 
     @property
     def sampler(self) -> Sampler:
@@ -279,8 +279,8 @@ class EpochLoader(Closing, ABC):
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds, sampling.epoch.sampler)
         with self._beginning:
-            self._check_open()
             self._epochs.add(begun)
+            self._check_open()  # a signal handler may have closed it within the lock
         return begun
 
     def _check_open(self) -> None:
@@ -420,9 +420,9 @@ class EpochLoader(Closing, ABC):
         A cache that other loaders of the source use stays.
         """
         with self._beginning:
-            ended, self._ends = self._ends, True
+            self._ends = True
             epochs = list(self._epochs)
-        if not ended:
+        if not self._closed:  # also if Ctrl-C interrupted it
             for epoch in epochs:
                 epoch.close()
             if self._features is not None and self._learned.next_epoch is not None:
@@ -435,6 +435,7 @@ class EpochLoader(Closing, ABC):
             for pinned in self._topology.pinned:
                 pinned.close()
             self._opened.close()
+            self._closed = True
 
     def __repr__(self) -> str:
         shared = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""

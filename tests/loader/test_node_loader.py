@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -481,6 +482,31 @@ def test_no_epoch_begins_while_the_loader_is_closed(one_type: Path, monkeypatch:
 
     monkeypatch.setattr(loader, "stats", begin)
     loader.close()
+
+
+def test_closing_that_was_interrupted_can_be_repeated(
+    one_type: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = open_loader(one_type)
+    next(iter(loader))
+    monkeypatch.setattr(loader, "stats", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    monkeypatch.undo()
+    assert loader.feature_loader is not None
+    assert not loader.feature_loader.closed
+    loader.close()
+    assert loader.feature_loader.closed
+
+
+def test_a_signal_handler_may_close_a_loader_that_begins_an_epoch(
+    one_type: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = open_loader(one_type)
+    epochs = Mock(add=lambda _: loader.close(), __iter__=lambda _: iter(()))
+    monkeypatch.setattr(loader, "_epochs", epochs)
+    with pytest.raises(ValueError, match="closed"):
+        iter(loader)
 
 
 def test_minibatches_are_made_on_the_device(
