@@ -255,13 +255,14 @@ class Workplace:
     def close(self, *, discard: bool) -> None:
         """Close without publishing. discard: remove the work; else it can be resumed. A forked child removes
         nothing."""
-        if discard and not self._is_published and self.in_own_process:
+        if not self._is_published and self.in_own_process and not self._journal.is_closed:
             with contextlib.suppress(OSError):
                 _settle(self._journal, self.partial, self.path)  # Ctrl-C may have interrupted step 4
-                self._journal.abandon()
-                for folder in self.folders:
-                    remove_shard_folder(folder, self.path)
-                remove_tree(self.partial, last=_JOURNAL)
+                if discard:
+                    self._journal.abandon()
+                    for folder in self.folders:
+                        remove_shard_folder(folder, self.path)
+                    remove_tree(self.partial, last=_JOURNAL)
         self._journal.close()
 
     @contextlib.contextmanager

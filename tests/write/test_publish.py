@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -161,7 +162,8 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
     check_rows(path, disks)
 
 
-def test_an_interrupt_between_two_renames_keeps_the_old_dataset(tmp_path, monkeypatch):
+@pytest.mark.parametrize("resumable", [False, True])
+def test_an_interrupt_between_two_renames_keeps_the_old_dataset(tmp_path, monkeypatch, source, resumable):
     path, rename = write_dataset(tmp_path / "a.gids"), os.rename
 
     def interrupted(old, new):
@@ -171,9 +173,10 @@ def test_an_interrupt_between_two_renames_keeps_the_old_dataset(tmp_path, monkey
 
     monkeypatch.setattr(publish, "_exchange", lambda *_: False)
     monkeypatch.setattr(os, "rename", interrupted)
+    write = partial(converted, source) if resumable else write_dataset
     with pytest.raises(KeyboardInterrupt):
-        write_dataset(path, overwrite=True)
-    assert os.listdir(tmp_path) == ["a.gids"]
+        write(path, overwrite=True)
+    assert (tmp_path / "a.gids.partial").exists() == resumable
     assert list(verify(path)) == []
 
 
