@@ -158,6 +158,7 @@ class FeatureLoader(Closing):
         self._windowed: weakref.ref[EpochStream[Any]] | None = None
         self._windowed_pid = 0
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
+        self._ends = False  # close() was called: no stream begins that it does not close
         self._seconds = {"sample": 0.0}
         self._observers = Observers(observer, stage_for(self.device))
         self._last_stats: dict[str, Any] | None = None  # once closed
@@ -356,7 +357,9 @@ class FeatureLoader(Closing):
             ended=epoch.learned.ended,
             seconds=self._seconds,
         )
-        with self._lock:  # another thread may iterate over them
+        with self._lock:  # another thread may iterate over them, or close this one
+            if self._ends:
+                raise ValueError("this FeatureLoader is closed: make a new one")
             self._streams.add(stream)
         return stream
 
@@ -559,6 +562,7 @@ class FeatureLoader(Closing):
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent."""
         with self._lock:
+            self._ends = True
             streams = list(self._streams)
         for stream in streams:
             stream.close()

@@ -189,6 +189,20 @@ def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
             gc.enable()
 
 
+def test_no_stream_begins_while_the_loader_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another thread: it would gather from the cache that is freed next."""
+    loader = feature_loader(path, ["paper.feat"])
+    stats = loader.stats
+
+    def begin() -> Any:
+        with pytest.raises(ValueError, match="closed"):
+            loader.attach(minibatches(1), ids_of)
+        return stats()
+
+    monkeypatch.setattr(loader, "stats", begin)
+    loader.close()
+
+
 def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
     loader = feature_loader(path, ["paper.feat"], memory=1 << 30)
     everything = [{"paper.feat": torch.arange(ROWS)}]
