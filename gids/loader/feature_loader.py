@@ -335,8 +335,6 @@ class FeatureLoader(Closing):
 
     def attach_epoch(self, epoch: EpochInput[T]) -> EpochStream[T]:
         """attach() for an epoch of a loader that knows more of it."""
-        if not self._finalizer.alive:
-            raise ValueError("this FeatureLoader is closed: make a new one")
         if epoch.count is not None and epoch.count < 0:
             raise ValueError(f"count={epoch.count} must be 0 or more")
         epoch = replace(
