@@ -56,8 +56,8 @@ def _with_memory(value: Any) -> Any:
 class KeepingRows:
     """A sampler's sample() that keeps the rows of unmarked columns. Pickled for workers.
 
-    The sampler's graph has one more column, which DGL slices like others. What the sampler assigns to the
-    graph's other columns is assigned to the loader's graph, too.
+    The sampler gets a graph with one more column, which DGL slices like the others. If the sampler sets one
+    of the others, the loader's graph gets it, too.
     """
 
     def __init__(self, sample: Callable[..., Any], tables: Sequence[Table]) -> None:
