@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from functools import partial
 from typing import Any
 
@@ -253,7 +252,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         return ntype is not None and all(ntype not in (g.relation[0], g.relation[2]) for g in self.graphs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self._made_of,)
+        return partial(type(self), **self._made_of), ()
 
 
 def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
@@ -282,11 +281,3 @@ def _whole(times: torch.Tensor) -> torch.Tensor:
 
 def _modulo(trees: Any, count: int) -> Any:
     return {t: b % count for t, b in trees.items()} if isinstance(trees, dict) else trees % count
-
-
-def _remade(made_of: dict[str, Any]) -> NeighborSampler:
-    made = NeighborSampler(**made_of)
-    # A spawned worker of PyTorch ends while daemon threads run. Python then does not free its arguments, such
-    # as this sampler, and nanobind would report the native parts as leaked.
-    weakref.finalize(made, made.__dict__.clear)  # runs at exit, too
-    return made

@@ -5,6 +5,8 @@
 #include "bind/bind.h"
 
 NB_MODULE(_core, m) {
+  // Python frees no global of a script that a log handler or a daemon thread refers to: users cannot mend that.
+  nanobind::set_leak_warnings(false);
   m.doc() = "Native half of gids: I/O engines, cache, checksums.";
   gids::bind_store(m);
   gids::bind_row_order(m);
