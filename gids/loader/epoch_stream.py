@@ -15,12 +15,12 @@ import logging
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from gids.closing import Closing
@@ -61,8 +61,8 @@ class Failed(ByReference):
 
     @classmethod
     def of(cls, error: Exception) -> Any:
-        """In place of any minibatch. Without the innermost frames, which refer to a stream or an iterator."""
-        return cls(error.with_traceback(None))
+        """In place of any minibatch."""
+        return cls(without_frames(error))
 
 
 class Sampled(Iterator[T]):
@@ -125,7 +125,7 @@ class Sampled(Iterator[T]):
         except Exception as error:
             if not isinstance(error, StorageError) and not self._goes_on(error):
                 self._minibatches, self.ended = iter(()), True
-            return Failed(error.with_traceback(_frames_elsewhere(error)))
+            return Failed.of(error)
 
 
 class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
@@ -411,7 +411,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
             except Exception as error:  # raised when it is due: earlier minibatches are handed out first
-                self._end = error.with_traceback(_frames_elsewhere(error))
+                self._end = without_frames(error)
                 return
             self._held.append(minibatch)
             self._entered += 1
@@ -461,12 +461,20 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return ""
 
 
-def _frames_elsewhere(error: Exception) -> TracebackType | None:
-    """Without the frames of this module, which refer to the stream: a stream that is dropped ends at once."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
-    return traceback
+def without_frames(error: Exception) -> Exception:
+    """An error that is raised later. A note says where it was raised first.
+
+    Its frames, and since Python 3.13 those that called them, would keep the stream, which must end at once
+    when it is dropped.
+    """
+    told = [note for note in getattr(error, "__notes__", ()) if note.startswith("Traceback")]
+    if not told and not isinstance(error, StorageError):  # that one says what cannot be read
+        error.add_note("".join(traceback.format_exception(error)).rstrip())
+    errors: list[BaseException] = [error]
+    for each in errors:
+        each.__traceback__ = None
+        errors += [e for e in (each.__cause__, each.__context__) if e is not None and e not in errors]
+    return error
 
 
 def forgetting(*lists: list[T]) -> Iterator[T]:

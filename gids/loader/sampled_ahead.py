@@ -18,7 +18,7 @@ import numpy as np
 
 from gids import _core
 from gids.errors import StorageError
-from gids.loader.epoch_stream import Failed, IdsOf, Sampled, forgetting
+from gids.loader.epoch_stream import Failed, IdsOf, Sampled, forgetting, without_frames
 from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
 from gids.packs import WRITING, NotSpoolable, Reads, Rows, Spool, rows_of
@@ -168,7 +168,7 @@ class SampledAhead(Generic[T]):
                 return
             except Exception as error:
                 if self.settle():
-                    self.end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+                    self.end = without_frames(error)
                 else:  # it fails again, after those that could not be written
                     self.held.append(minibatch)
                 return

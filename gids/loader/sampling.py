@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from gids.cuda import Device, Event, MadeOn
 from gids.cuda.device import SAMPLING_PRIORITY
 from gids.errors import StorageError
-from gids.loader.epoch_stream import Failed
+from gids.loader.epoch_stream import Failed, without_frames
 from gids.loader.ranks import EpochSeeds
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
@@ -172,7 +172,7 @@ class EpochSampling(ABC):
                     minibatch = started.pop()()
                 self.epoch.stream.finished(minibatch, self._ids)
             except StorageError as error:
-                minibatch = cast(Minibatch, Failed(error.with_traceback(None)))
+                minibatch = Failed.of(error)
             started += [self._start(step) for step in islice(steps, 1)]
             yield minibatch
             del minibatch  # its memory is the consumer's from here on
@@ -188,7 +188,7 @@ class EpochSampling(ABC):
                     epoch.topology, seeds, seed=epoch.seed, epoch=epoch.number, step=step
                 )
         except Exception as error:
-            return partial(_fail, error.with_traceback(None))
+            return partial(_fail, without_frames(error))
         return lambda: complete(finish())
 
     def _in_bulk(self) -> Iterator[Minibatch]:
@@ -206,7 +206,7 @@ class EpochSampling(ABC):
                     continue
                 if not isinstance(error, StorageError):
                     raise
-                made = deque([cast(Minibatch, Failed(error.with_traceback(None)))])
+                made = deque([Failed.of(error)])
             steps = steps[count:]
             if not minibatch_bytes and not isinstance(made[0], Failed):
                 minibatch_bytes = made[0].nbytes
