@@ -39,7 +39,7 @@ def import_dgl() -> ModuleType:
     if sys.modules.get("dgl") is None:
         spec = importlib.util.find_spec("dgl")
         if spec is None or spec.origin is None:  # None: a folder that happens to be called dgl
-            raise ImportError(f"gids.dgl needs DGL: {_INSTALL}", name="dgl")
+            raise ImportError(f"gids.dgl needs DGL, of Python 3.11 or 3.12: {_INSTALL}", name="dgl")
         install()
     with warnings.catch_warnings():
         for category in (DeprecationWarning, SyntaxWarning):  # of DGL's own source, met when it compiles
