@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from gids.errors import FormatError, StorageError
 from gids.sizes import format_bytes
@@ -181,14 +182,15 @@ class Workplace:
     ) -> Any:
         """Call `work`, unless this item is done already. Returns its result, as entry_json makes it.
 
-        size_bytes: progress, if it is done. folders: those below root in which it makes files; None: any.
+        item: its name, in which types and tables are encoded as in paths. size_bytes: progress, if it is
+        done. folders: those below root in which it makes files; None: any.
         """
         if self._journal.is_closed:
             raise ValueError(f"the writer of {self.path.name} is closed: make a new one")
         if item in self._journal.done:
             self._on_bytes(size_bytes)
             return self._journal.done[item]
-        with self._explaining(item):
+        with self._explaining(unquote(item)):
             result = entry_json(work())
             if self._resumable:
                 self._sync_names(folders)

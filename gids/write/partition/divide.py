@@ -116,7 +116,7 @@ class Division:
     def table_groups(self, entry: TableEntry) -> list[range]:
         """An incomplete page of each part is in memory. The same when a run resumes with other memory."""
         at_once = min(_files_limit(_TABLE_FILES), max(1, self.memory_bytes // 4 // entry.page_bytes))
-        return self.groups(self.once(f"groups of {entry.name}", 0, lambda: at_once))
+        return self.groups(self.once(f"groups of {table_path(entry.type, entry.key)}", 0, lambda: at_once))
 
     def read(self, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
         """Elements first … last, in new memory; the file does not stay in the page cache."""
@@ -168,7 +168,7 @@ class Division:
 
         size_bytes = array_bytes(ArrayEntry(path, dtype, (nodes.count,), 0))
         self._owners[nodes.type] = array_entry(
-            self.once(f"owners of {nodes.type}", size_bytes, write, "nodes")
+            self.once(f"owners of {encode_path(nodes.type)}", size_bytes, write, "nodes")
         )
 
     def owners(self, ntype: str) -> np.ndarray:
