@@ -194,6 +194,9 @@ def _change_edges(source: Source, options: Options) -> None:
         add_reverse_edges(source)
     if options.self_loops:
         add_self_loops(source)
+    if options.dedup:
+        for relation in source.graphs:
+            refuse_tables(source, relation, "--dedup removes edges")
     for relation, topology in source.graphs.items():
         is_timed = source.times_of(relation) is not None
         if is_timed and (options.sort_neighbors or options.dedup):
@@ -204,9 +207,6 @@ def _change_edges(source: Source, options: Options) -> None:
             )
         if is_timed or options.sort_neighbors or options.dedup:
             source.graphs[relation] = as_edges(topology, **source.ends(relation))
-    if options.dedup:
-        for relation in source.graphs:
-            refuse_tables(source, relation, "--dedup removes edges")
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,12 @@ def test_times_are_left_out_and_conflicts_are_refused(tmp_path: Path, capsys: An
     torch.save(data, tmp_path / "g.pt")
     store = convert(tmp_path / "g.pt", tmp_path / "no.gids", "--no-times", "--sort-neighbors")
     assert store.graph().sorted_by is None
-    for option in ("--sort-neighbors", "--dedup"):
-        error = refused(capsys, tmp_path / "g.pt", tmp_path / "m.gids", option)
-        assert f"{option} sorts the edges of" in error or "would not fit them" in error
+    for option, message in (
+        ("--sort-neighbors", "--sort-neighbors sorts the edges of"),
+        ("--dedup", "table 'time' of '_N._E._N' would not fit them; leave out the option or the table"),
+    ):
+        assert message in refused(capsys, tmp_path / "g.pt", tmp_path / "m.gids", option)
+    assert convert(tmp_path / "g.pt", tmp_path / "m.gids", "--dedup", "--skip", "time").tables == {}
     capsys.readouterr()
     fractions = data | {"time": torch.arange(300) / 2}
     torch.save(fractions, tmp_path / "f.pt")
