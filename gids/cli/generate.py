@@ -26,7 +26,7 @@ _count = checked(_whole, lambda n: n >= 0, "an integer of 0 or more: write 10000
 
 _split = checked(
     lambda text: tuple(map(float, text.split(","))),
-    lambda shares: len(shares) == 3 and min(shares) >= 0 and sum(shares) <= 1,
+    lambda shares: len(shares) == 3 and min(shares) >= 0 and sum(shares) <= 1 + 1e-9,
     "three fractions with a sum of at most 1: write 0.1,0.05,0.05",
 )
 

@@ -77,8 +77,7 @@ def export(
     Raises FileExistsError unless overwrite, StorageError when the disk has too little space.
     """
     for array in arrays:
-        if array.path.exists() and not overwrite:
-            raise already_exists(array.path)
+        _check_path(array.path, overwrite)
     size_bytes = sum(array.nbytes for array in arrays)
     check_space([(arrays[0].path.resolve().parent, size_bytes)])
     # Two blocks of pages and two of rows are in memory.
@@ -97,6 +96,13 @@ def export(
                     values = array.encode(rows.numpy())
                     file.write(values.data)
                     on_bytes(values.nbytes)
+
+
+def _check_path(path: Path, overwrite: bool) -> None:
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is no regular file, so it is not replaced: choose another name")
+    if path.exists() and not overwrite:
+        raise already_exists(path)
 
 
 @contextmanager
@@ -160,8 +166,7 @@ def export_by_id(
     if len(row_shape) > 1 or key == "id":
         why = "is called id" if key == "id" else f"has rows of shape {list(row_shape)}"
         raise FormatError(f"{key!r} {why}, so it cannot be a column beside the ids: export it to .npy")
-    if path.exists() and not overwrite:
-        raise already_exists(path)
+    _check_path(path, overwrite)
     try:
         pa: Any = importlib.import_module("pyarrow")
         writers: Any = importlib.import_module(

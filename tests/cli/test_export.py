@@ -1,5 +1,6 @@
 """`gids export`: an exported table equals the source, byte for byte."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,15 @@ def test_a_suffix_without_a_format_is_refused(tmp_path, refused):
         "export", tmp_path / "a.gids", "i", tmp_path / "out.txt"
     )
     assert not (tmp_path / "out.txt").exists()
+
+
+def test_only_regular_files_are_replaced(tmp_path, refused):
+    dataset(tmp_path / "a.gids")
+    allow = ["--allow-dir", str(tmp_path), "--overwrite"]
+    for suffix in ("", ".csv"):
+        device = tmp_path / f"device{suffix}"
+        os.mkfifo(device)
+        assert "is no regular file, so it is not replaced" in refused(
+            "export", tmp_path / "a.gids", "b.x", device, *allow
+        )
+        assert device.is_fifo()
