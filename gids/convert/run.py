@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -428,9 +429,16 @@ class _Conversion:
                 edge_bytes += 2 * EDGE_BYTES  # sorting may keep two copies of the edges in scratch files
             edge_bytes += _TIME_BYTES * (relation in source.edge_times)
             yield main, edge_bytes * _count(topology)
-        nodes = sum(source.nodes.values())
-        yield main, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels, splits
-        yield main, 8 * sum(source.nodes[ntype] for ntype in source.node_times)
+        nodes, starts = source.nodes, {src for src, _, _ in source.graphs}
+        yield main, 8 * sum(nodes.get(dst, 0) for _, _, dst in source.graphs)  # indptr
+        yield main, 4 * sum(nodes.get(ntype, 0) for ntype in starts)  # out-degrees
+        yield main, 8 * sum(math.prod(labels.shape) for labels in source.labels.values())
+        yield main, 8 * sum(ids.shape[0] for splits in source.splits.values() for ids in splits.values())
+        drawn = (source.labels.keys() | source.masks.keys()) - source.splits.keys()
+        yield main, 16 * sum(nodes.get(ntype, 0) for ntype in drawn)  # ids of masks are in scratch files, too
+        heat = source.stored.heat.values() if source.stored is not None else ()
+        yield main, 4 * sum(rows.shape[0] for methods in heat for rows in methods.values())
+        yield main, 8 * sum(nodes[ntype] for ntype in source.node_times)
         for arrays in source.ids.values():
             yield main, sum(rows.shape[0] * rows.dtype.itemsize for rows in arrays.values())
 
