@@ -8,5 +8,5 @@ others:
     minibatches.py                 minibatches as training samples them
     case.py                        a trace, recorded or sampled, compared with Belady's MIN
     advise.py                      the smallest cache that is large enough
-    probe.py, aggregation.py       the disk's ceiling; one run of reading and gathering
+    probe.py                       the disk's ceiling
 """

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from gids import _core
+from gids import _core, cuda
 from gids.bench import text
-from gids.bench.aggregation import Run, aggregate, verify
 from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
 from gids.bench.minibatches import endless, input_nodes, make_sampler
-from gids.bench.probe import random_reads
+from gids.bench.probe import direct_works, random_reads, why_warm
 from gids.bench.report import Report, Session
 from gids.cache.budget import available_bytes
 from gids.errors import FormatError
 from gids.io.engine import probe
+from gids.loader import FeatureLoader, Tuning
+from gids.loader.source import open as open_source
+from gids.measure.counters import cpu_seconds, device_bytes_read
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table, graphs_of
 
@@ -43,6 +49,7 @@ COLUMNS = [
 ]
 _PROBE_S = 3.0
 _ROWS = 8192
+_VERIFIED_ROWS = 512
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
@@ -58,42 +65,90 @@ def measure(session: Session) -> None:
     store, table = open_table(args)
     cache_bytes = _cache_bytes(table, session)
     _describe(store, table, engines, session)
-    runs = [
-        Run(engine, depth, cache_bytes, args.window, args.threads, args.device)
-        for engine, depth in itertools.product(engines, args.depth)
-    ]
+
+    def open_loader(engine: str, depth: int) -> FeatureLoader:
+        direct = direct_works(table.shard_paths)
+        tuning = Tuning(engine=engine, queue_depth=depth, cache=cache_bytes, direct=direct)
+        source = open_source(store, window=args.window, threads=args.threads, tuning=tuning)
+        return FeatureLoader(source, [table.name], device=args.device)
+
     for engine in engines:
-        verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
+        with open_loader(engine, args.depth[0]) as loader:
+            verify(loader, table, args.seed)
     batches = _minibatches(store, table, session)
-    session.progress.total(args.repeat * len(batches) * len(runs))
+    plan = list(itertools.product(batches.items(), engines, args.depth))
+    session.progress.total(args.repeat * len(plan))
     for turn in range(args.repeat):
         # Other processes may use the disk: each round measures the ceiling again.
         ceilings = _measure_ceilings(table, session, args.seed + turn)
-        for (batch, ids), run in itertools.product(batches.items(), runs):
-            totals = aggregate(store, table, run, ids)
-            if totals.note:
-                report.note(totals.note)
-            device = totals.device_bytes / totals.seconds
-            reads_per_s = device / table.page_bytes
+        for (batch, ids), engine, depth in plan:
+            if warm := why_warm(table.shard_paths):
+                report.note(warm)
+            with open_loader(engine, depth) as loader:
+                metrics = aggregate(loader, table, ids)
+                lines = sum(stats["lines"] for stats in loader.stats()["tables"].values())
             report.figure(
-                engine=run.engine,
+                engine=engine,
                 batch=batch,
-                depth=run.depth,
-                cache=format_bytes(totals.lines * table.page_bytes),
-                window=run.window,
-                state="warm" if totals.note else "cold",
-            ).add(
-                effective_bytes_per_s=totals.row_bytes / totals.seconds,
-                device_bytes_per_s=device,
-                reads_per_s=reads_per_s,
-                of_ceiling=None if totals.note else reads_per_s / ceilings[run.depth],
-                hit_ratio=totals.hits / totals.pages if totals.pages else 0.0,
-                latency_p50_s=totals.percentile(0.5),
-                latency_p99_s=totals.percentile(0.99),
-                latency_p999_s=totals.percentile(0.999),
-                cpu_s_per_page=totals.cpu_s / max(1, totals.pages),
-            )
+                depth=depth,
+                cache=format_bytes(lines * table.page_bytes),
+                window=args.window,
+                state="warm" if warm else "cold",
+            ).add(**metrics, of_ceiling=None if warm else metrics["reads_per_s"] / ceilings[depth])
             session.progress.add(1)
+
+
+def verify(loader: FeatureLoader, table: Table, seed: int) -> None:
+    """Compare rows from a loader with rows of the mapped file. Raises FormatError if one differs."""
+    rng = np.random.default_rng(seed)
+    rows = min(_VERIFIED_ROWS, table.row_count)
+    ids = torch.from_numpy(rng.choice(table.row_count, rows, replace=False))
+    (_, features), *_ = loader.attach([ids], lambda ids: {table.name: ids})
+    mapped = copy(table).read_rows(ids)  # a copy, so that the map ends here: mapped pages stay in memory
+    same = cuda.on_host(features[table.name]).view(torch.uint8).equal(mapped.view(torch.uint8))
+    if not same:
+        raise FormatError(
+            f"engine {loader.engine.name!r} reads rows of {table.name!r} that differ from the mapped file; "
+            "check the files with `gids verify`"
+        )
+
+
+def aggregate(loader: FeatureLoader, table: Table, batches: Sequence[torch.Tensor]) -> dict[str, float]:
+    """Read the minibatches with an empty cache: the metrics. Blocks. Raises the loader's errors, OSError."""
+    stream = loader.attach(batches, lambda ids: {table.name: ids})
+    on_device = None if loader.device.type == "cpu" else cuda.open_device(loader.device).current_stream()
+    before, row_count = _counters(loader), 0
+    begun, cpu_begun = time.perf_counter(), cpu_seconds()
+    for ids, features in stream:
+        del features  # the next output reuses its memory
+        if on_device is not None:
+            on_device.synchronize()
+        row_count += len(ids)
+    seconds, cpu_s = time.perf_counter() - begun, cpu_seconds() - cpu_begun
+    pages, hits, device_bytes = (b - a for a, b in zip(before, _counters(loader), strict=True))
+    return {
+        "effective_bytes_per_s": row_count * table.row_bytes / seconds,
+        "device_bytes_per_s": device_bytes / seconds,
+        "reads_per_s": device_bytes / seconds / table.page_bytes,
+        "hit_ratio": hits / pages if pages else 0.0,
+        "cpu_s_per_page": cpu_s / max(1, pages),
+        **percentiles(*loader.engine.latencies()),
+    }
+
+
+def percentiles(ends: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> dict[str, float]:
+    """The latencies in seconds that 50, 99 and 99.9 % of the requests did not exceed; {} without requests."""
+    total = int(counts.sum())
+    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999} if total else {}
+    places = {name: np.searchsorted(np.cumsum(counts), share * total) for name, share in shares.items()}
+    return {f"latency_{name}_s": float(ends[place]) for name, place in places.items()}
+
+
+def _counters(loader: FeatureLoader) -> tuple[int, int, int]:
+    """Pages, hits and bytes from the device: if pages are mapped, only the kernel counts the bytes."""
+    stats = loader.stats()
+    device_bytes = device_bytes_read() if loader.engine.name == "mmap" else None
+    return stats["pages"], stats["hits"], stats["bytes_read"] if device_bytes is None else device_bytes
 
 
 def _engines(session: Session) -> list[str]:

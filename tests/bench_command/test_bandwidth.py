@@ -13,7 +13,6 @@ import torch
 
 import gids.io
 from gids.bench import bandwidth, probe
-from gids.bench.aggregation import Measured
 from gids.errors import StorageError
 from gids.io import disks
 from gids.write import DatasetWriter
@@ -123,9 +122,9 @@ def test_a_note_says_that_threads_without_direct_io_measure_memory(dataset, benc
 
 def test_percentiles_follow_the_histogram():
     ends = np.array([1e-6, 2e-6, 3e-6, 4e-6])
-    found = Measured(latencies=(ends, np.array([50, 40, 0, 10])))
-    assert [found.percentile(share) for share in (0.1, 0.5, 0.9, 0.99)] == [1e-6, 1e-6, 2e-6, 4e-6]
-    assert Measured(latencies=(ends, np.zeros(4, np.int64))).percentile(0.5) is None
+    latencies = bandwidth.percentiles(ends, np.array([50, 40, 0, 10]))
+    assert latencies == {"latency_p50_s": 1e-6, "latency_p99_s": 4e-6, "latency_p999_s": 4e-6}
+    assert bandwidth.percentiles(ends, np.zeros(4, np.int64)) == {}
 
 
 @pytest.mark.parametrize(
