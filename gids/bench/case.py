@@ -12,7 +12,6 @@ import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,19 +162,9 @@ _ORDERS = (_STORED, "original", "degree", "community", "trace")
 _ORDER_BYTES = 256 << 20  # of memory to find the order of a trace
 
 
-@dataclass(frozen=True)
-class Source:
-    """A sampler with its kappa (None if it takes none) and an order of rows. A recorded trace has None."""
-
-    sampler: str | None
-    kappa: float | None
-    order: str | None = None
-
-    @property
-    def setting(self) -> dict[str, str | int | None]:
-        """As figures have it: JSON knows no infinity."""
-        kappa = None if self.kappa is None else "inf" if self.kappa == math.inf else int(self.kappa)
-        return {"sampler": self.sampler, "kappa": kappa, "order": self.order}
+Source = dict[str, str | int | None]
+"""The setting of a trace: "sampler", "kappa" (None if it takes none; "inf", as JSON knows no infinity) and
+"order" of the rows. All are None for a recorded trace."""
 
 
 def sources(session: Session) -> list[Source]:
@@ -186,18 +175,18 @@ def sources(session: Session) -> list[Source]:
             raise ValueError(f"--replay reads a recorded trace and samples nothing: remove {unused}")
         if args.path is not None and args.advise is None:
             raise ValueError(f"--replay needs a dataset only for --advise in seconds: remove {args.path}")
-        return [Source(None, None)]
+        return [{"sampler": None, "kappa": None, "order": None}]
     if args.path is None:
         raise ValueError("give a dataset to sample, or a recorded trace with --replay")
     if args.record is not None:
         check_writable(args.record)
-    sampled = []
+    samplers: list[tuple[str, int | str | None]] = []
     for name in dict.fromkeys(args.sampler):
         check_sampler(name)
         if name in DEPENDENT:
-            sampled += [Source(name, kappa) for kappa in args.kappa or [1]]
+            samplers += [(name, "inf" if kappa == math.inf else kappa) for kappa in args.kappa or [1]]
         else:
-            sampled.append(Source(name, None))
+            samplers.append((name, None))
             if args.kappa is not None:
                 report.note(f"{name} takes no kappa: it is measured once")
     orders = list(dict.fromkeys(args.order or [_STORED]))
@@ -207,7 +196,9 @@ def sources(session: Session) -> list[Source]:
         if args.order is not None:
             raise ValueError("--rows traces rows by id, so their order has no effect: remove --order")
         report.note("--rows: each row counts as a page")
-    sampled = [replace(source, order=order) for source in sampled for order in orders]
+    sampled: list[Source] = [
+        {"sampler": name, "kappa": kappa, "order": order} for name, kappa in samplers for order in orders
+    ]
     for option, value in (
         ("--record writes", args.record),
         ("--advise takes", args.advise),
@@ -217,8 +208,8 @@ def sources(session: Session) -> list[Source]:
             raise ValueError(f"{option} one trace: give one --sampler, one --kappa and one --order")
     report.subject.update(
         orders=orders,
-        samplers=list(dict.fromkeys(source.sampler for source in sampled)),
-        kappas=list(dict.fromkeys(s.setting["kappa"] for s in sampled if s.kappa is not None)),
+        samplers=list(dict.fromkeys(name for name, _ in samplers)),
+        kappas=list(dict.fromkeys(kappa for _, kappa in samplers if kappa is not None)),
     )
     return sampled
 
@@ -227,7 +218,7 @@ def sources(session: Session) -> list[Source]:
 def open_case(source: Source, session: Session, *, seed: int) -> Iterator[Case]:
     """Open the trace of a source, or sample it."""
     args, report = session.args, session.report
-    if source.sampler is None:
+    if source["sampler"] is None:
         with Trace(args.replay) as trace:
             report.subject.update(trace=str(args.replay))
             yield Case(trace, trace.table_number(args.table), session, seed)
@@ -260,10 +251,9 @@ def _sample(
         raise ValueError(
             f"table {table.name!r} has rows of edges, and samplers read nodes: give another --table"
         )
-    assert source.sampler is not None
-    kappa = 1 if source.kappa is None else source.kappa
-    sampler = make_sampler(source.sampler, args.fanouts, args.batch_size, kappa=kappa)
-    positions = None if args.rows else _positions(source.order or _STORED, store, table)
+    name, kappa = str(source["sampler"]), float(source["kappa"] or 1)
+    sampler = make_sampler(name, args.fanouts, args.batch_size, kappa=kappa)
+    positions = None if args.rows else _positions(str(source["order"]), store, table)
     per_page = 1 if args.rows else table.rows_per_page
     methods = store.heat_methods(table.type)
     traced = TracedTable(

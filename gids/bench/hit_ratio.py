@@ -91,7 +91,7 @@ def measure(session: Session) -> None:
                 if len(traces) > 1:
                     report.note("each sampler and order has a different MIN: compare pages read, not hits")
                 session.progress.total(len(plan) * len(caches) * len(rows))
-            _measure_case(case, source.setting, rows, caches, session)
+            _measure_case(case, source, rows, caches, session)
 
 
 def _measure_case(
