@@ -11,7 +11,7 @@ import re
 from gids import _core
 from gids.bench import text
 from gids.bench.arguments import open_table
-from gids.bench.case import LONGEST, Case
+from gids.bench.case import LONGEST, Case, Source
 from gids.bench.probe import random_reads
 from gids.bench.report import Session
 from gids.sizes import format_bytes
@@ -36,10 +36,10 @@ def parse_wanted(value: str) -> tuple[float | None, float | None]:
     )
 
 
-def advise(case: Case, wanted: tuple[float | None, float | None], session: Session) -> None:
+def advise(case: Case, source: Source, wanted: tuple[float | None, float | None], session: Session) -> None:
     """Search, and add the answer to the report, with a figure for each cache that was tried.
 
-    wanted: from parse_wanted.
+    source: of the case. wanted: from parse_wanted.
     """
     report, speed = session.report, session.args.pages_per_s
     ratio, epoch_s = wanted
@@ -50,7 +50,7 @@ def advise(case: Case, wanted: tuple[float | None, float | None], session: Sessi
     if speed is not None:
         report.subject["pages_per_s"] = speed
     report.subject["wanted_hit_ratio"] = ratio
-    search = _Search(case, session)
+    search = _Search(case, source, session)
     try:
         smallest = search.smallest(ratio)
     finally:
@@ -74,12 +74,13 @@ def advise(case: Case, wanted: tuple[float | None, float | None], session: Sessi
 class _Search:
     """Hit ratios of a case by number of lines and window, each measured once, as a figure of the report."""
 
-    def __init__(self, case: Case, session: Session) -> None:
-        self._case, self._session = case, session
+    def __init__(self, case: Case, source: Source, session: Session) -> None:
+        self._case, self._source, self._session = case, source, session
 
     def hit_ratio(self, lines: int, window: int) -> float:
         size = format_bytes(lines * self._case.traced.page_bytes)
-        figure = self._session.report.figure(cache=size, lines=lines, policy=POLICY, window=window)
+        setting = {"cache": size, "lines": lines, **self._source, "policy": POLICY, "window": window}
+        figure = self._session.report.figure(**setting)
         if not figure.values:
             figure.add(**self._case.run(POLICY, lines, window))
             self._session.progress.add(1)

@@ -16,7 +16,7 @@ from gids.bench import text
 from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
 from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.probe import direct_works, random_reads, why_warm
-from gids.bench.report import Report, Session
+from gids.bench.report import Session
 from gids.cache.budget import available_bytes
 from gids.errors import FormatError
 from gids.io.engine import probe
@@ -50,10 +50,6 @@ COLUMNS = [
 _PROBE_S = 3.0
 _ROWS = 8192
 _VERIFIED_ROWS = 512
-
-
-def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
-    return SETTINGS, COLUMNS
 
 
 def measure(session: Session) -> None:

@@ -206,11 +206,6 @@ def sources(session: Session) -> list[Source]:
     ):
         if value is not None and len(sampled) > 1:
             raise ValueError(f"{option} one trace: give one --sampler, one --kappa and one --order")
-    report.subject.update(
-        orders=orders,
-        samplers=list(dict.fromkeys(name for name, _ in samplers)),
-        kappas=list(dict.fromkeys(kappa for _, kappa in samplers if kappa is not None)),
-    )
     return sampled
 
 

@@ -94,10 +94,6 @@ def measure(session: Session) -> None:
         session.progress.add(1)
 
 
-def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
-    return SETTINGS, COLUMNS
-
-
 @dataclass(frozen=True)
 class Task:
     """target: the node type that is classified. tables: the features of each node type that has them."""

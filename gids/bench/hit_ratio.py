@@ -82,7 +82,7 @@ def measure(session: Session) -> None:
     for turn, source in plan:
         with open_case(source, session, seed=args.seed + turn) as case:
             if wanted:
-                advise(case, wanted, session)
+                advise(case, source, wanted, session)
                 return
             if case.trace.policy is not None and turn == 0:
                 _check_recorded(case, session)
@@ -120,14 +120,6 @@ def plot(report: Report, path: Path) -> None:
         for cache, lines in panels.items()
     }
     plot_curves(path, "Hit ratio by window", curves, ("window (minibatches)", "pages hit (%)"))
-
-
-def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
-    shown = dict(SETTINGS)
-    for name in ("sampler", "kappa", "order"):  # shared settings are in the subject
-        if len({f.setting.get(name) for f in report.figures} - {None}) < 2:
-            del shown[name]
-    return shown, COLUMNS
 
 
 def _check_recorded(case: Case, session: Session) -> None:

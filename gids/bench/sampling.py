@@ -13,7 +13,7 @@ from gids import cuda
 from gids.bench import text
 from gids.bench.arguments import check_sampler, open_store
 from gids.bench.minibatches import SeedOrder, blocks_of, counts, make_sampler
-from gids.bench.report import Figure, Report, Session
+from gids.bench.report import Figure, Session
 from gids.errors import FormatError
 from gids.heat import choose_seeds
 from gids.loader.sampling import sample_steps
@@ -36,10 +36,6 @@ COLUMNS = [
     text.Column("edges", "edges_per_batch", text.count),
 ]
 _VERIFIED = 2  # minibatches
-
-
-def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
-    return SETTINGS, COLUMNS
 
 
 def measure(session: Session) -> None:

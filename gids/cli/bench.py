@@ -254,7 +254,7 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Report) -> None:
 def _print(module: Any, report: Report) -> None:
     from gids.bench.text import shared, table
 
-    settings, columns = module.columns(report)
+    settings: dict[str, str] = module.SETTINGS
     common = shared(report.measured, settings)
     facts = {key.replace("_", " "): value for key, value in report.subject.items()}
     facts |= {settings[key]: value for key, value in common.items()}
@@ -267,7 +267,7 @@ def _print(module: Any, report: Report) -> None:
     if report.measured:
         shown = {key: title for key, title in settings.items() if key not in common}
         # The sides of an epoch are few, and have many figures.
-        print("\n" + table(report.figures, shown, columns, upright=len(settings) == 1) + "\n")
+        print("\n" + table(report.figures, shown, module.COLUMNS, upright=len(settings) == 1) + "\n")
     for sentence in [*report.answers, *(f"note: {note}" for note in report.notes)]:
         print(_paragraph(sentence))
 

@@ -19,9 +19,7 @@ def test_the_table_is_printed_if_the_disk_is_full(capsys):
     report.figure(place="a").add(score=3.0)
 
     class Question:
-        @staticmethod
-        def columns(_):
-            return {"place": "place"}, [Column("score", "score", ratio)]
+        SETTINGS, COLUMNS = {"place": "place"}, [Column("score", "score", ratio)]
 
     args = argparse.Namespace(json=Path("/dev/full"), plot=None, quiet=True)
     with pytest.raises(OSError, match="No space left"):
