@@ -33,7 +33,7 @@ from gids import _core
 from gids.cache import page_heat
 from gids.sampler import Neighbor, Topology
 from gids.store.names import NODE
-from gids.trace.replay import BatchList, Optimum, replay
+from gids.trace.replay import Optimum, replay
 from gids.write import DatasetWriter
 
 TABLE = f"{NODE}.feat"
@@ -69,12 +69,12 @@ def hits(args: argparse.Namespace, figures: Figures) -> None:
     graph = graph_of(*rmat(log2_nodes, 16, rng))
     order = rng.permutation(np.flatnonzero(np.diff(graph.indptr)))  # of the seeds, again and again
     seed, topology, sampler = int(rng.integers(1 << 31)), Topology(graph), Neighbor(FANOUTS)
-    trace = BatchList([])
+    trace = []
     for step in range(minibatches):
         drawn = np.unique(np.take(order, range(step * seeds, (step + 1) * seeds), mode="wrap"))
-        trace.batches.append(rng.permutation(input_nodes(sampler, topology, drawn, seed=seed, step=step)))
+        trace.append(rng.permutation(input_nodes(sampler, topology, drawn, seed=seed, step=step)))
     heat = page_heat(np.bincount(graph.indices, minlength=graph.num_dst), 1)
-    pages, warm = trace.page_counts(), minibatches // 4
+    pages, warm = np.array([len(batch) for batch in trace]), minibatches // 4
     lines = int(5 * pages.mean()) if args.small else graph.num_dst // 100
     hit = Optimum(trace, graph.num_dst).hits(lines)
     best = float(hit[warm:].sum() / pages[warm:].sum())

@@ -75,7 +75,7 @@ class Case:
             report.note(
                 "the pages have no heat: static cannot choose pages, and lookahead uses only the window"
             )
-        self._optimum = Optimum(trace, traced.page_count, table=table)
+        self._optimum = Optimum(trace.batches(table), traced.page_count)
 
     def minimum(self, lines: int) -> dict[str, float]:
         """The metrics of Belady's MIN."""
@@ -84,9 +84,8 @@ class Case:
     def run(self, policy: str, lines: int, window: int) -> dict[str, float]:
         """The metrics of a policy."""
         counts = replay(
-            self.trace,
+            self.trace.batches(self.table),
             self.traced.page_count,
-            table=self.table,
             lines=lines,
             policy=policy,
             window=window,

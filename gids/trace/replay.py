@@ -9,17 +9,18 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gids import _core
 from gids.errors import FormatError
-from gids.trace.trace_file import ENTER, PLAN, Trace
+from gids.trace.trace_file import ENTER, PLAN, Pages, Trace
 
 LIVE_BATCHES = _core.USE_BITS  # window and planned minibatches together
 _SAMPLES = 16
+_IN_MEMORY = 1 << 24  # pages of a trace; the next uses of longer traces are kept in a file
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,9 @@ class Counts:
 
 
 def replay(
-    trace: Batches,
+    batches: Sequence[Pages],
     page_count: int,
     *,
-    table: int = 0,
     lines: int,
     policy: str,
     window: int,
@@ -65,8 +65,8 @@ def replay(
 ) -> Counts:
     """Replay a trace in a cache, in the loader's order: retire t - planned, enter t + window, plan t.
 
-    warm: number of minibatches not counted. Raises ValueError for an unknown policy, or if window + planned
-    is too large.
+    batches: the distinct pages of each minibatch, int64[n]; see Trace.batches(). warm: number of minibatches
+    not counted. Raises ValueError for an unknown policy, or if window + planned is too large.
     """
     if planned < 1 or window < 0 or window + planned > LIVE_BATCHES:
         raise ValueError(
@@ -74,19 +74,18 @@ def replay(
             f"more, and both together {LIVE_BATCHES} or less"
         )
     planner = _core.Planner(page_count, lines, policy, seed, heat)
-    batches = trace.batch_count
-    counts = np.zeros((batches, 4), np.int64)
+    counts = np.zeros((len(batches), 4), np.int64)
     entered = evicted_before = 0
     in_use: list[int] = []
-    every = max(1, (batches - warm) // _SAMPLES)
-    for t in range(batches):
+    every = max(1, (len(batches) - warm) // _SAMPLES)
+    for t in range(len(batches)):
         if t == warm:
             evicted_before = planner.stats()["evictions"]
         if t >= planned:
             planner.retire(t - planned)
         # At the start the loader's window fills gradually.
-        while entered < min(batches, t + 1 + min(window, t)):
-            _enter(planner, trace, entered, table)
+        while entered < min(len(batches), t + 1 + min(window, t)):
+            _enter(planner, batches, entered)
             entered += 1
         hits, loads, bypasses = planner.plan(t)
         counts[t] = hits + loads + bypasses, hits, loads, bypasses
@@ -106,11 +105,11 @@ def replay_as_recorded(trace: Trace, table: int) -> Counts:
     if trace.policy is None or traced.lines is None:
         raise ValueError(f"{trace.path} was sampled, not recorded from a run, so it has no cache to replay")
     planner = _core.Planner(traced.page_count, traced.lines, trace.policy, 0, traced.heat)
-    rows = []
+    rows, batches = [], trace.batches(table)
     entered = planned = retired = 0
     for event in trace.events.tolist():
         if event == ENTER:
-            _enter(planner, trace, entered, table)
+            _enter(planner, batches, entered)
             entered += 1
         elif event == PLAN:
             hits, loads, bypasses = planner.plan(planned)
@@ -124,45 +123,15 @@ def replay_as_recorded(trace: Trace, table: int) -> Counts:
     return Counts.of(counts, planner.stats()["evictions"])
 
 
-def _enter(planner: Any, trace: Batches, batch: int, table: int) -> None:
-    pages = trace.pages(batch, table)
+def _enter(planner: Any, batches: Sequence[Pages], batch: int) -> None:
+    pages = batches[batch]
     if planner.enter(batch, pages) != len(pages):
-        name = getattr(trace, "path", "trace")
-        raise FormatError(f"{name} has a page twice in minibatch {batch}: it is damaged")
-
-
-Pages = npt.NDArray[np.int64]
-_IN_MEMORY = 1 << 24  # pages of a trace; the next uses of longer traces are kept in a file
-
-
-class Batches(Protocol):
-    """The part of a trace that MIN needs: a gids.trace.Trace or a BatchList."""
-
-    @property
-    def batch_count(self) -> int: ...
-    def pages(self, batch: int, table: int = 0) -> Pages: ...
-    def page_counts(self, table: int = 0) -> Pages: ...
-
-
-@dataclass
-class BatchList:
-    """A trace of one table in memory. batches: int64[n] each, distinct pages."""
-
-    batches: Sequence[Pages]
-
-    @property
-    def batch_count(self) -> int:
-        return len(self.batches)
-
-    def pages(self, batch: int, table: int = 0) -> Pages:
-        return self.batches[batch]
-
-    def page_counts(self, table: int = 0) -> Pages:
-        return np.array([len(pages) for pages in self.batches], np.int64)
+        path = getattr(batches, "path", "the trace")
+        raise FormatError(f"{path} has a page twice in minibatch {batch}: it is damaged")
 
 
 class Optimum:
-    """Belady's MIN over one table of a trace: the greatest number of hits of any cache, with bypass.
+    """Belady's MIN over the batches of replay(): the greatest number of hits of any cache, with bypass.
 
     The pages of a minibatch that are in the cache when it comes are hits. After it, MIN keeps the best choice
     of the pages in the cache and the pages of the minibatch, knowing the future. The policies of gids choose
@@ -172,9 +141,8 @@ class Optimum:
     minibatch (in a temporary file for long traces).
     """
 
-    def __init__(self, trace: Batches, page_count: int, *, table: int = 0) -> None:
-        batches = trace.batch_count
-        self._ends = np.concatenate([[0], np.cumsum(trace.page_counts(table))]).astype(np.int64)
+    def __init__(self, batches: Sequence[Pages], page_count: int) -> None:
+        self._ends = np.cumsum([0, *map(len, batches)], dtype=np.int64)
         total = int(self._ends[-1])
         self._next: npt.NDArray[np.uint32]
         if total <= _IN_MEMORY:
@@ -183,9 +151,9 @@ class Optimum:
             with tempfile.TemporaryFile() as file:  # deleted with its map
                 os.posix_fallocate(file.fileno(), 0, 4 * total)  # a map on a full disk ends the process
                 self._next = np.memmap(file, np.uint32, "r+", shape=(total,))
-        following = np.full(page_count, batches, np.uint32)
-        for batch in range(batches - 1, -1, -1):
-            pages = trace.pages(batch, table)
+        following = np.full(page_count, len(batches), np.uint32)
+        for batch in range(len(batches) - 1, -1, -1):
+            pages = batches[batch]
             self._next[self._ends[batch] : self._ends[batch + 1]] = following[pages]
             following[pages] = batch
 

@@ -102,6 +102,10 @@ class Trace(Closing):
         first, last = self._ends[table][batch : batch + 2]
         return self._pages[table][first:last].astype(np.int64)
 
+    def batches(self, table: int = 0) -> TableBatches:
+        """The pages of a table, by minibatch."""
+        return TableBatches(self, table)
+
     def page_counts(self, table: int = 0) -> Pages:
         """The number of pages of a table per minibatch: int64[batch_count]."""
         return np.diff(self._ends[table])
@@ -197,6 +201,19 @@ class Trace(Closing):
         return FormatError(f"{self.path} is damaged: {cause}")
 
 
+class TableBatches(Sequence[Pages]):
+    """Trace.pages() of each minibatch. Made by Trace.batches()."""
+
+    def __init__(self, trace: Trace, table: int) -> None:
+        self.path, self._trace, self._table = trace.path, trace, table
+
+    def __len__(self) -> int:
+        return self._trace.batch_count
+
+    def __getitem__(self, batch: Any) -> Any:
+        return self._trace.pages(range(len(self))[batch], self._table)
+
+
 class RowTrace(Trace):
     """A trace of rows, for `gids convert --order trace:FILE`. Raises FormatError for a trace of pages."""
 
@@ -220,7 +237,7 @@ class RowTrace(Trace):
                 f"{self.path} was recorded with {recorded} rows of {table!r}, not {row_count}: it "
                 "is from another dataset"
             )
-        return lambda: (self.pages(batch, number) for batch in range(self.batch_count))
+        return lambda: self.batches(number)
 
 
 class TraceWriter:

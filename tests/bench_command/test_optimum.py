@@ -15,7 +15,7 @@ from model import min_hits
 from gids import _core
 from gids.cache import POLICIES
 from gids.errors import FormatError
-from gids.trace.replay import BatchList, Optimum, replay
+from gids.trace.replay import Optimum, replay
 
 Pages = npt.NDArray[np.int64]
 
@@ -26,12 +26,12 @@ def random_trace(rng, pages, batches, most):
     for _ in range(batches):
         drawn = np.unique((pages * rng.random(rng.integers(0, most + 1)) ** 2.5).astype(np.int64))
         found.append(rng.permutation(drawn))
-    return BatchList(found)
+    return found
 
 
 def brute_force(trace, lines):
     """The greatest number of hits, by trying all choices of pages to keep after each minibatch."""
-    batches = [frozenset(b.tolist()) for b in trace.batches]
+    batches = [frozenset(b.tolist()) for b in trace]
 
     @cache
     def best(t, held):
@@ -61,7 +61,7 @@ def test_min_equals_the_model_for_each_minibatch(seed):
     trace = random_trace(rng, pages, 50, pages)
     optimum = Optimum(trace, pages)
     for lines in (0, 1, pages // 10, pages // 3, pages, pages + 5):
-        assert optimum.hits(lines).tolist() == min_hits(trace.batches, lines)
+        assert optimum.hits(lines).tolist() == min_hits(trace, lines)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -79,12 +79,12 @@ def test_no_policy_hits_more_than_min(policy, seed):
             found = replay(trace, pages, lines=lines, heat=heat, warm=warm, **options)
             best = optimum.hits(lines, warm=warm)[warm:]
             assert found.hits.sum() <= best.sum()
-            assert found.pages.tolist() == trace.page_counts()[warm:].tolist()
+            assert found.pages.tolist() == [len(batch) for batch in trace[warm:]]
             assert np.array_equal(found.hits + found.loads + found.bypasses, found.pages)
 
 
 def test_a_repeated_page_in_a_minibatch_is_damage():
-    trace = BatchList([np.array([1, 2, 1])])
+    trace = [np.array([1, 2, 1])]
     with pytest.raises(FormatError, match="has a page twice in minibatch 0"):
         replay(trace, 5, lines=2, policy="lru", window=0, planned=1)
 
@@ -96,14 +96,14 @@ def test_a_full_disk_is_an_error_for_a_long_trace(monkeypatch):
 
         def build():
             with pytest.raises(OSError, match="No space left on device"):
-                Optimum(BatchList([np.arange(1000)] * 1000), 1000)
+                Optimum([np.arange(1000)] * 1000, 1000)
 
         ended(build)
 
 
 def test_too_many_live_minibatches_are_refused():
     with pytest.raises(ValueError, match="both together 24 or less"):
-        replay(BatchList([]), 5, lines=2, policy="lru", window=23, planned=2)
+        replay([], 5, lines=2, policy="lru", window=23, planned=2)
 
 
 def test_unique_pages_keep_the_order_of_first_use():
