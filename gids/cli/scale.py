@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.scale import Curves, Rates
+    from gids.scale import Rates
     from gids.store import FeatureStore, Table
 
 EPILOG = """\
@@ -113,8 +113,20 @@ def run(args: argparse.Namespace) -> int:
     predictions = predict_all(curves, rates, plan, model, ranks)
     advice = recommend(predictions)
     if args.json is not None:
-        contents = _json(args, curves, rates, plan, predictions, advice)
-        args.json.write_text(json.dumps(contents, indent=2) + "\n")
+        contents = {
+            "dataset": str(args.path),
+            "setting": vars(setting),
+            "epoch_seeds": curves.epoch_seeds,
+            "rates": vars(rates),
+            "cache_bytes": cache_bytes,
+            "curves": [
+                {name: value for name, value in asdict(point).items() if name != "users"}
+                for point in curves.points
+            ],
+            "predictions": [asdict(prediction) for prediction in predictions],
+            "recommendation": advice,
+        }
+        args.json.write_text(json.dumps(contents, indent=2, default=lambda array: array.tolist()) + "\n")
     if args.plot is not None:
         title = f"{store.name}: {args.sampler}, batch {args.batch_size} per rank"
         plot(args.plot, title, predictions)
@@ -150,37 +162,3 @@ def _rates(args: argparse.Namespace, tables: Sequence[Table]) -> tuple[Rates, st
 def _classes(store: FeatureStore) -> int:
     classes = [v for v in store.labels.values() if v.numel() and not v.is_floating_point()]
     return max((1 + int(labels.max()) for labels in classes), default=64)
-
-
-def _json(
-    args: argparse.Namespace,
-    curves: Curves,
-    rates: Rates,
-    plan: Any,
-    predictions: Any,
-    advice: str,
-) -> dict[str, Any]:
-    points = [
-        {
-            "batch_size": p.batch_size,
-            "minibatches": p.minibatches,
-            "nodes": p.nodes.tolist(),
-            "edges": p.edges.tolist(),
-            "input_nodes": dict(p.input_nodes),
-            "pages": dict(p.pages),
-            "misses": {
-                name: {"shares": m.shares.tolist(), "pages": m.pages.tolist()} for name, m in p.misses.items()
-            },
-        }
-        for p in curves.points
-    ]
-    return {
-        "dataset": str(args.path),
-        "setting": vars(curves.setting),
-        "epoch_seeds": curves.epoch_seeds,
-        "rates": vars(rates),
-        "cache_bytes": plan.cache_bytes,
-        "curves": points,
-        "predictions": [p.to_json() for p in predictions],
-        "recommendation": advice,
-    }

@@ -10,23 +10,25 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gids.bench.minibatches import SeedOrder, blocks_of, input_nodes, make_sampler
+from gids.bench.minibatches import SeedOrder, input_nodes, make_sampler
 from gids.heat import choose_seeds
 from gids.sampler import Block, Minibatch, Sampler, Topology
-from gids.scale.misses import LeastRecent, Misses, Static, pages_in, rank_of_pages
+from gids.scale.misses import LeastRecent, Misses, Static, rank_of_pages
 from gids.store import FeatureStore, Table, graphs_of
 from gids.store.names import Relation
+from gids.trace.recording import TouchedPages
 
 _LEAST_SEEDS = 8192  # small minibatches differ: more of them are sampled
 _MOST_MINIBATCHES = 64
 _MOST_EDGES = 40_000_000  # of a minibatch, to bound memory
 
 Floats = npt.NDArray[np.float64]
+Uses = dict[str, npt.NDArray[np.int64]]
+"""By node type: how many sources have 0, 1, 2, ... edges of a layer."""
 
 
 @dataclass(frozen=True)
@@ -166,16 +168,6 @@ def _sizes(batch_size: int, most: int, largest: int) -> list[int]:
     return [*sizes, most]
 
 
-class _Counts(NamedTuple):
-    """Of a minibatch: nodes and edges by layer, input nodes by type, layers_of()'s users, pages by table."""
-
-    nodes: list[int]
-    edges: list[int]
-    rows: dict[str, int]
-    users: list[dict[str, npt.NDArray[np.int64]]]
-    pages: dict[str, int]
-
-
 def _point(
     setting: Setting,
     topology: Topology,
@@ -194,8 +186,16 @@ def _point(
         for name, table in tables.items()
     }
 
-    def sample(number: int) -> _Counts:
-        """The counts of a minibatch. Gives its pages to the caches."""
+    touched = {
+        name: TouchedPages(table.page_count, table.rows_per_page, table.order)
+        for name, table in tables.items()
+    }
+
+    def sample(number: int) -> tuple[list[int], list[int], dict[str, int], list[Uses], dict[str, int]]:
+        """Of a minibatch: nodes and edges by layer, input nodes by type, layers_of()'s uses, pages by table.
+
+        Gives its pages to the caches.
+        """
         first = number * size
         minibatch = sampler.sample(
             topology,
@@ -207,56 +207,52 @@ def _point(
         rows = {t: len(input_nodes(minibatch, t)) for t in topology.node_types}
         page_counts = {}
         for name, table in tables.items():
-            pages = pages_in(table, input_nodes(minibatch, str(table.type)).numpy())
+            pages = touched[name].of(input_nodes(minibatch, str(table.type)).numpy())
             caches[name].add(pages)
             page_counts[name] = len(pages)
-        nodes, edges, users = layers_of(minibatch)
-        return _Counts([*nodes, sum(rows.values())], edges, rows, users, page_counts)
+        nodes, edges, uses = layers_of(minibatch)
+        return [*nodes, sum(rows.values())], edges, rows, uses, page_counts
 
     count = 1
     if size < len(seeds):
         count = min(_MOST_MINIBATCHES, -(-_LEAST_SEEDS // size), len(seeds) // size)
-    minibatches = [sample(number) for number in range(count)]
+    nodes, edges, rows, uses, pages = zip(*(sample(number) for number in range(count)), strict=True)
     number = count
     while any(cache.needs_more for cache in caches.values()):
         sample(number)
         number += 1
-    layers, types, none = len(minibatches[0].edges), topology.node_types, np.zeros(0, np.int64)
+    none = np.zeros(0, np.int64)
     return Point(
         size,
         count,
-        np.mean([m.nodes for m in minibatches], axis=0),
-        np.mean([m.edges for m in minibatches], axis=0),
-        {t: float(np.mean([m.rows[t] for m in minibatches])) for t in types},
+        np.mean(nodes, axis=0),
+        np.mean(edges, axis=0),
+        {t: float(np.mean([of_minibatch[t] for of_minibatch in rows])) for t in topology.node_types},
         [
-            {t: _mean_users([m.users[i].get(t, none) for m in minibatches]) for t in types}
-            for i in range(layers)
+            {t: _mean_users([histograms.get(t, none) for histograms in layer]) for t in topology.node_types}
+            for layer in zip(*uses, strict=True)
         ],
-        {name: float(np.mean([m.pages[name] for m in minibatches])) for name in tables},
+        {name: float(np.mean([of_minibatch[name] for of_minibatch in pages])) for name in tables},
         {name: cache.misses() for name, cache in caches.items()},
     )
 
 
-def layers_of(
-    minibatch: Minibatch,
-) -> tuple[list[int], list[int], list[dict[str, npt.NDArray[np.int64]]]]:
-    """By layer, from the seeds on: nodes that draw, edges, and by type a histogram of edges per source."""
+def layers_of(minibatch: Minibatch) -> tuple[list[int], list[int], list[Uses]]:
+    """By layer, from the seeds on: nodes that draw, edges, and histograms of edges per source."""
     nodes: list[int] = []
     edges: list[int] = []
-    users: list[dict[str, npt.NDArray[np.int64]]] = []
+    uses: list[Uses] = []
     for layer in minibatch.blocks[::-1]:
         blocks = [layer] if isinstance(layer, Block) else list(layer.values())
         destinations = {b.relation[2]: b.num_dst for b in blocks}
         nodes.append(sum(destinations.values()))
         edges.append(sum(b.num_edges for b in blocks))
-        uses: dict[str, npt.NDArray[np.int64]] = {}
+        counted: Uses = {}  # edges of each source, by type
         for block in blocks:
-            counted = np.bincount(block.indices.numpy(), minlength=block.num_src)
-            before = uses.get(block.relation[0])
-            uses[block.relation[0]] = counted if before is None else before + counted
-        users.append({t: np.bincount(counted[counted > 0]) for t, counted in uses.items()})
-    assert sum(edges) == sum(b.num_edges for b in blocks_of(minibatch))
-    return nodes, edges, users
+            of_block = np.bincount(block.indices.numpy(), minlength=block.num_src)
+            counted[block.relation[0]] = counted.get(block.relation[0], 0) + of_block
+        uses.append({t: np.bincount(of_sources[of_sources > 0]) for t, of_sources in counted.items()})
+    return nodes, edges, uses
 
 
 def _mean_users(histograms: Sequence[npt.NDArray[np.int64]]) -> Users:

@@ -34,14 +34,6 @@ class Misses:
         return float(np.interp(share, self.shares, self.pages))
 
 
-def pages_in(table: Table, ids: Ids) -> Ids:
-    """The distinct pages of these rows, ascending."""
-    positions = ids if table.order is None else table.order[ids].astype(np.int64)
-    marks = np.zeros(table.page_count, np.bool_)
-    marks[positions // table.rows_per_page] = True
-    return np.flatnonzero(marks)
-
-
 class Static:
     """A cache that holds the pages whose rows have the most heat: the best that is stored, or out-degrees."""
 

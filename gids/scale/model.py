@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 from gids.scale.curves import Curves, Point
@@ -100,10 +100,6 @@ class Prediction:
     disk_bytes: float
     fits: bool
     extrapolated: bool
-
-    def to_json(self) -> dict[str, object]:
-        made = {f.name: getattr(self, f.name) for f in fields(self)}
-        return made | {"work": vars(self.work), "parts_s": dict(self.parts_s)}
 
 
 def predict_all(

@@ -75,18 +75,14 @@ def recommend(predictions: Sequence[Prediction]) -> str:
             f"No mode fits: the smallest, {least.mode} on {least.ranks} ranks, needs "
             f"{format_bytes(int(least.rank_bytes))} per rank."
         )
-    by_ranks: dict[int, Prediction] = {}
-    for p in fitting:
-        best = by_ranks.get(p.ranks)
-        if best is None or p.seconds < best.seconds:
-            by_ranks[p.ranks] = p
-    counts = sorted(by_ranks)
-    chosen = by_ranks[counts[0]]
-    for ranks in counts[1:]:
-        faster = chosen.seconds / by_ranks[ranks].seconds
-        if faster < _WORTH:
+    by_ranks: dict[int, Prediction] = {}  # the fastest of each
+    for p in sorted(fitting, key=lambda p: (p.ranks, p.seconds)):
+        by_ranks.setdefault(p.ranks, p)
+    chosen, *larger = by_ranks.values()
+    for p in larger:
+        if chosen.seconds < _WORTH * p.seconds:
             break
-        chosen = by_ranks[ranks]
+        chosen = p
     way = f"{chosen.mode} training" + (f" with {chosen.copies} copies" if chosen.copies > 1 else "")
     text = f"Take {way} on {chosen.ranks} ranks: {seconds(chosen.seconds)} per epoch"
     alone = next((p for p in fitting if p.ranks == chosen.ranks and p.mode == MODES[0]), None)
@@ -94,7 +90,7 @@ def recommend(predictions: Sequence[Prediction]) -> str:
         text += f", {alone.seconds / chosen.seconds:,.1f} times as fast as independent training"
     if chosen.ranks == 1:
         text = f"Train on 1 rank: {seconds(chosen.seconds)} per epoch"
-    more = "; more ranks gain little" if chosen.ranks < counts[-1] else ""
+    more = "; more ranks gain little" if chosen.ranks < max(by_ranks) else ""
     return f"{text}; the bottleneck is {chosen.bottleneck}{more}."
 
 
