@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gids import _core
+from gids.cache.heat import page_weights
 from gids.store import FeatureStore, Table
 
 Ids = npt.NDArray[np.int64]
@@ -89,12 +90,9 @@ class LeastRecent:
 def rank_of_pages(store: FeatureStore, table: Table) -> Ids:
     """The place of each page by decreasing heat: int64[page_count]."""
     assert isinstance(table.type, str)
-    methods = store.heat_methods(table.type)
-    of_pages: Floats = np.zeros(table.page_count, np.float64)
-    if methods:
-        heat = store.heat(methods[0], table.type)
-        positions = np.arange(table.row_count) if table.order is None else np.asarray(table.order)
-        np.add.at(of_pages, positions // table.rows_per_page, np.asarray(heat, np.float64))
+    weights: npt.NDArray[np.floating] = np.zeros(table.page_count)
+    if methods := store.heat_methods(table.type):
+        weights = page_weights(store.heat(methods[0], table.type), table.rows_per_page, table.order)
     rank = np.empty(table.page_count, np.int64)
-    rank[np.argsort(-of_pages, kind="stable")] = np.arange(table.page_count)
+    rank[np.argsort(-weights, kind="stable")] = np.arange(table.page_count)
     return rank
