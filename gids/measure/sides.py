@@ -143,11 +143,10 @@ class Comparison:
     """Runs sides one after the other, all with the headroom that the first one measured.
 
     Only gids must succeed. limited: whether memory is limited. say(sentence) is called if gids runs again
-    with more headroom, and with the failure of another side. results: the last result of each side, by name.
+    with more headroom, and with the failure of another side.
     """
 
     def __init__(self, *, limited: bool, say: Callable[[str], None]) -> None:
-        self.results: dict[str, EpochResult] = {}
         self.headroom_bytes = 0
         self._limited, self._say = limited, say
 
@@ -178,7 +177,6 @@ class Comparison:
                 raise
             self._say(f"`{name}` could not be started: {error.strerror or error}")
             return None
-        self.results[name] = result
         self.headroom_bytes = self.headroom_bytes or result.headroom_bytes or 0
         return result
 
