@@ -23,7 +23,7 @@ from gids.sampler import Minibatch, Sampler, Topology
 from gids.scale.curves import layers_of
 
 
-def hard(nodes: int, degree: float, **options: int) -> GraphSpec:
+def hard(nodes: int, degree: float) -> GraphSpec:
     """A graph with 40 classes. Neighborhoods show a class less clearly than those of `gids generate`."""
     return GraphSpec(
         nodes,
@@ -32,8 +32,10 @@ def hard(nodes: int, degree: float, **options: int) -> GraphSpec:
         homophily=0.35,
         candour=0.3,
         signal=5.0,
-        **{"dim": 64, "train_count": nodes // 5, "val_count": nodes // 10, "test_count": nodes // 10}
-        | options,
+        dim=64,
+        train_count=nodes // 5,
+        val_count=nodes // 10,
+        test_count=nodes // 10,
     )
 
 
