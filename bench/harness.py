@@ -23,7 +23,6 @@ from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from report import markdown, measured, target
 
 import gids.io
@@ -32,7 +31,6 @@ from gids.measure.isolation import run_fresh
 from gids.measure.machine import this_machine, versions
 from gids.measure.memory_group import MemoryGroup
 from gids.measure.sides import why_no_limit
-from gids.write import DatasetWriter
 
 T = TypeVar("T")
 Question = Callable[[argparse.Namespace, "Figures"], int | None]
@@ -290,25 +288,6 @@ def check_pages(pages: np.ndarray, contents: np.ndarray) -> None:
         part = slice(first, first + _WRITTEN_PAGES)
         expected = page_contents(pages[part], contents.shape[1])
         assert np.array_equal(contents[part], expected), "other bytes than the file's were read"
-
-
-class NumberedRows:
-    """Features of which row i holds i everywhere."""
-
-    dtype = torch.float32
-
-    def __init__(self, rows: int, dim: int) -> None:
-        self.shape = (rows, dim)
-
-    def read_into(self, start: int, out: torch.Tensor) -> None:
-        out.copy_(torch.arange(start, start + len(out), dtype=self.dtype)[:, None].expand_as(out))
-
-
-def write_numbered(path: Path, rows: int, dim: int) -> Path:
-    """Write a dataset of NumberedRows. Returns its only shard."""
-    with DatasetWriter(path) as writer:
-        writer.write_table("node", "_N", "feat", NumberedRows(rows, dim))
-    return gids.FeatureStore(path).table("_N.feat").shard_paths[0]
 
 
 @contextmanager

@@ -35,19 +35,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import (
-    DEFAULT_READ_AHEAD_BYTES,
-    Figures,
-    NumberedRows,
-    Script,
-    alternate,
-    read_ahead,
-    run_limited,
-    write_numbered,
-)
+from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, read_ahead, run_limited
 
 import gids.io
 from gids.bench.probe import random_reads
+from gids.store import FeatureStore
+from gids.store.names import NODE
+from gids.write import DatasetWriter
 
 THREADS = 2  # of gids, and of the baselines that have targets
 BARS = {f"mapped, 4096 B, mapped, {THREADS} threads": 10.0}
@@ -62,14 +56,6 @@ def run(side: str, threads: int, config: dict[str, Any], **options: Any) -> dict
             gids.io.drop_page_cache(path)
     with read_ahead(Path(config["shard"]), DEFAULT_READ_AHEAD_BYTES):
         return run_limited("rows_side", {**config, **options, "side": side, "threads": threads})
-
-
-def write_npy(path: Path, source: NumberedRows) -> None:
-    array = np.lib.format.open_memmap(path, "w+", np.float32, source.shape)
-    step = max(1, (64 << 20) // array[0].nbytes)
-    for start in range(0, len(array), step):
-        source.read_into(start, torch.from_numpy(array[start : start + step]))
-    array.flush()
 
 
 def write_graph(path: Path, rows: int, seed: int) -> None:
@@ -112,13 +98,16 @@ def sides_of_graphbolt(config: dict[str, Any], threads: Sequence[int]) -> Sides:
 def measure(args: argparse.Namespace, figures: Figures, row_bytes: int, whats: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-rows-") as folder:
         directory, rows, dim = Path(folder), args.rows or args.bytes // row_bytes, row_bytes // 4
-        shard = write_numbered(directory / "rows.gids", rows, dim)
+        features = torch.arange(rows, dtype=torch.float32)[:, None].expand(rows, dim)  # row i holds i
+        with DatasetWriter(directory / "rows.gids") as writer:
+            writer.write_table("node", NODE, "feat", features)
+        [shard] = FeatureStore(directory / "rows.gids").table("feat").shard_paths
         config: dict[str, Any] = {"dataset": str(directory / "rows.gids"), "shard": str(shard)}
         config |= {"rows": rows, "dim": dim}
         config |= {name: getattr(args, name) for name in ("batch", "seconds", "batches", "seed")}
         if args.question == "graphbolt":
             config |= {"npy": str(directory / "rows.npy"), "graph": str(directory / "graph.npz")}
-            write_npy(directory / "rows.npy", NumberedRows(rows, dim))
+            np.save(directory / "rows.npy", features.numpy())
             if "pipe" in whats:
                 write_graph(directory / "graph.npz", rows, args.seed)
         for what in whats:
