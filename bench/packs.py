@@ -35,6 +35,7 @@ from gids.bench.plot import Curve, plot_curves
 from gids.cli.arguments import words
 from gids.convert.synthetic import GraphSpec
 from gids.loader.counting import describe_choices
+from gids.measure.features import why_no_array
 from gids.measure.isolation import FreshProcessError
 from gids.measure.sides import why_no_limit
 from gids.sizes import format_bytes
@@ -134,10 +135,9 @@ def datasets(args: argparse.Namespace) -> Iterator[tuple[Path, Table]]:
 
 def measure(args: argparse.Namespace, path: Path, table: Table, setting: Setting, figures: Figures) -> None:
     """Run every side once."""
-    padded = len(table.shard_paths) > 1 or table.rows_per_page * table.row_bytes != table.page_bytes
     for side in args.sides:
-        if side in PEERS and (padded or table.order is not None or table.scale is not None):
-            setting.missing[side] = "cannot map the table"
+        if side in PEERS and (reason := why_no_array(table)):
+            setting.missing[side] = f"cannot map the table: {reason}"
             continue
         config = {
             "side": side,
