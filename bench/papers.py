@@ -43,8 +43,8 @@ class Row:
     """A row of docs/papers.md, as papers.toml says."""
 
     item: str
-    paper: str
     differs: str
+    paper: str = ""
     run: str = ""
     figures: Sequence[tuple[str, str]] = ()
     command: str = ""
