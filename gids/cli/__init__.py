@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if command not in COMMANDS and command and not command.startswith("-"):
                 similar = _did_you_mean(command, COMMANDS)
                 parser.error(f"unknown command {command!r}{similar}; `gids --help` lists all")
-            args, unknown = parser.parse_known_args(argv)
-            if unknown:  # parse_args would print the usage of `gids`, not of the command
-                _refuse(unknown, _innermost(parser, argv))
+            args = parser.parse_args(argv)
             status = importlib.import_module(f"gids.cli.{args.command}").run(args)
         finally:  # --list and --help raise SystemExit
             sys.stdout.flush()
@@ -71,6 +69,23 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Called for each command within a command: refuses unknown words with the usage of the innermost."""
+        args, unknown = super().parse_known_args(args, namespace)
+        if unknown and not unknown[0].startswith("-"):
+            takes = [f"{a.metavar or a.dest} ({a.help})" for a in self._actions if not a.option_strings]
+            several = any(a.nargs == "+" and not a.option_strings for a in self._actions)
+            self.error(
+                f"one argument too many: {unknown[0]!r}; it takes {' and '.join(takes) or 'options only'}"
+                + "; give all paths before the options" * several
+            )
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            first = unknown[0].partition("=")[0]
+            advice = _did_you_mean(first, options) if first.startswith("--") else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+        return args, unknown
+
 
 @functools.cache
 def _parser() -> _Parser:
@@ -83,30 +98,6 @@ def _parser() -> _Parser:
     for name in COMMANDS:
         importlib.import_module(f"gids.cli.{name}").add_parser(subparsers)
     return parser
-
-
-def _innermost(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of the command in argv."""
-    for word in argv:
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
-                return _innermost(action.choices[word], argv[argv.index(word) + 1 :])
-    return parser
-
-
-def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Print the usage of a command and the words that it does not know, and exit."""
-    if not unknown[0].startswith("-"):
-        takes = [f"{a.metavar or a.dest} ({a.help})" for a in parser._actions if not a.option_strings]
-        several = any(a.nargs == "+" and not a.option_strings for a in parser._actions)
-        parser.error(
-            f"one argument too many: {unknown[0]!r}; it takes {' and '.join(takes) or 'options only'}"
-            + "; give all paths before the options" * several
-        )
-    options = [option for action in parser._actions for option in action.option_strings]
-    first = unknown[0].partition("=")[0]
-    advice = _did_you_mean(first, options) if first.startswith("--") else ""
-    parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:
