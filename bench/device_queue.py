@@ -25,7 +25,7 @@ import numpy as np
 from harness import PAGE_BYTES, Figures, Script, alternate, check_pages, page_file, read_pages
 
 import gids.io
-from gids.bench.probe import aligned_rows
+from gids.write.files import aligned_zeros
 
 COPIED = 64  # bytes of each page, by the threads that play the GPU
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ class Sides:
 
     def __init__(self, args: argparse.Namespace, path: Path, page_count: int, library: ctypes.CDLL) -> None:
         self.args, self.path, self.page_count, self.library = args, path, page_count, library
-        self.out = aligned_rows(args.reads, PAGE_BYTES)
+        self.out = aligned_zeros(args.reads, PAGE_BYTES)
         self.turns = {"engine": 0, "queue": 0}
 
     def draw(self, side: str) -> np.ndarray:

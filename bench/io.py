@@ -25,7 +25,7 @@ from harness import PAGE_BYTES as BLOCK
 from harness import Figures, Script, page_file, read_pages
 
 import gids.io
-from gids.bench.probe import aligned_rows
+from gids.write.files import aligned_zeros
 
 BATCH = 4096  # blocks of a minibatch
 BAR = 0.95  # of fio
@@ -105,7 +105,7 @@ def compare(path: Path, block_count: int, args: argparse.Namespace, figures: Fig
         f"{args.reads} unique reads of {BLOCK} B of {block_count * BLOCK / 1e9:.2f} GB on "
         f"{disk['file_system']}, alignment {disk['alignment']} B, depth {args.depth}, seed {args.seed}"
     )
-    out = aligned_rows(args.reads, BLOCK)
+    out = aligned_zeros(args.reads, BLOCK)
     settings = fastest_fio(path, args, rng, block_count)
     batches: list[np.ndarray] = []
     notes: dict[str, str] = {}

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gids.errors import StorageError
 from gids.io import drop_page_cache, open_engine
 from gids.io.disks import RING_READS_PER_S, ring_count
+from gids.write.files import aligned_zeros
 
 _LEAST_S = 0.5
 _READS_MAX = 400_000
@@ -88,8 +89,8 @@ def _random_reads(
         direct=direct_works(paths),
         reads_per_s=rings * RING_READS_PER_S,
     ) as engine:
-        out = aligned_rows(min(_BATCH, total), page_bytes)
-        out[:] = 0
+        out = aligned_zeros(min(_BATCH, total), page_bytes)
+        out[:] = 0  # page faults are not measured
         taken = 0.0
         while not passes or (total <= _READS_MAX and taken < min(seconds, _LEAST_S)):
             passes += 1
@@ -109,13 +110,6 @@ def _random_reads(
                     break
             taken += time.perf_counter() - begun
     return RawReads(done / taken, passes)
-
-
-def aligned_rows(count: int, row_bytes: int) -> np.ndarray:
-    """uint8[count, row_bytes] aligned to a page, for direct I/O."""
-    raw = np.empty(count * row_bytes + 4096, np.uint8)
-    start = -raw.ctypes.data % 4096
-    return raw[start : start + count * row_bytes].reshape(count, row_bytes)
 
 
 def direct_works(paths: Sequence[str | os.PathLike[str]]) -> bool:
