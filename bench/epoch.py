@@ -5,14 +5,14 @@
     python bench/epoch.py --hetero    # an R-GCN on the features of papers and authors
 
 Baselines map the dataset's shards, whose rows are aligned to pages: stock DGL with these in ``g.ndata`` and
-Linux's default read-ahead of 128 KiB (set if permitted; stopped after a minute and compared by rows per
-second), and the same with MADV_RANDOM, which few users set. All sides have the same graph, seeds, sampler
-and model, and run in fresh processes with a cold page cache. Their memory, page cache
-included, is limited to what they use before they open the features, plus the memory of a trial training, plus
-a quarter of the features. Sides run in alternating order; results are medians. A side of stock that fails is
-omitted. The epoch is measured from opening the features to the last step. Rows of all minibatches are
-compared with the dataset. The limit of any loader is printed too: the greater of the time that the device
-needs for gids' reads and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
+Linux's default read-ahead of 128 KiB (set if permitted), and the same with MADV_RANDOM, which few users set.
+They are stopped after a minute and compared by rows per second. All sides have the same graph, seeds, sampler
+and model, and run in fresh processes with a cold page cache. Their memory, page cache included, is limited to
+what they use before they open the features, plus the memory of a trial training, plus a quarter of the
+features. Sides run in alternating order; results are medians. A side of stock that fails is omitted. The
+epoch is measured from opening the features to the last step. Rows of all minibatches are compared with the
+dataset. The limit of any loader is printed too: the greater of the time that the device needs for gids' reads
+and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
 
 --hetero: Figure 13 of Park et al., "GIDS", PVLDB 17(6), 2024.
 """
@@ -30,7 +30,7 @@ from statistics import median
 from graphs import convert, make_dataset
 from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, disk_rates, read_ahead
 
-from gids.bench.epoch import comparable
+from gids.bench.epoch import ADVISED, OURS, PLAIN, comparable
 from gids.bench.probe import random_reads
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader.counting import describe_choices
@@ -40,11 +40,7 @@ from gids.store import FeatureStore, Table
 
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
 DIM = 1024  # float32 per row
-GIDS = "gids"
-STOCK = {False: "stock DGL", True: "stock"}
-ADVISED = {False: "stock DGL with MADV_RANDOM", True: "stock, MADV_RANDOM"}
-"""The names of the baselines, by --hetero."""
-LIMITS_S = {"stock DGL": 60.0, "stock": 15.0, "stock, MADV_RANDOM": 60.0}
+STOCK_S = 60.0  # time limit of the baselines
 
 Rounds = dict[str, list[EpochResult | None]]
 """By side; None where stock DGL failed."""
@@ -91,12 +87,11 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
     no_limit = why_no_limit()
     limit = f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"
     print(f"{os.cpu_count()} cores; {limit}", flush=True)
-    comparison, stock = Comparison(limited=not no_limit, say=print), replace(ours, side="stock")
-    configs, baselines = {GIDS: ours}, {False: STOCK[args.hetero], True: ADVISED[args.hetero]}
-    if args.small:  # most of the time goes into the start of processes
-        baselines = {args.hetero: baselines[args.hetero]}
-    for advised, name in baselines.items():
-        configs[name] = replace(stock, random_access=advised, most_seconds=LIMITS_S.get(name, 0))
+    comparison = Comparison(limited=not no_limit, say=print)
+    stock = replace(ours, side="stock", most_seconds=STOCK_S)
+    configs = {OURS: ours, ADVISED: replace(stock, random_access=True)}
+    if not args.small:  # most of the time goes into the start of processes
+        configs[PLAIN] = replace(stock, random_access=False)
     folder = Path(store.path)
     with read_ahead(folder, DEFAULT_READ_AHEAD_BYTES):  # MADV_RANDOM and gids do without
         sides = {name: partial(comparison.run, name, config) for name, config in configs.items()}
@@ -124,16 +119,15 @@ def report(args: argparse.Namespace, figures: Figures, rounds: Rounds, around: i
     prefix = "papers and authors: " if args.hetero else ""
     figures.table(f"{prefix}medians", rows)
     read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
-    notes = {ADVISED[args.hetero]: "", STOCK[args.hetero]: f"read-ahead {read_around}, aim 8"}
-    for side, note in notes.items():
-        ours = rounds[GIDS] if side in rounds else []
+    for side in list(rounds)[1:]:
         pairs = [
             (a.rows_per_s, b.rows_per_s)
-            for a, b in zip(ours, rounds.get(side, []), strict=True)
+            for a, b in zip(rounds[OURS], rounds[side], strict=True)
             if a and b and comparable(b.batches, args.batches)
         ]
         if pairs:  # the rounds in which the side ended, or was stopped late enough
-            bar = 5.0 if side == STOCK[False] else None
+            bar = 5.0 if side == PLAIN and not args.hetero else None
+            note = f"read-ahead {read_around}, aim 8" if side == PLAIN else ""
             name = f"{prefix}rows/s, gids over {side}"
             figures.ratio(name, *zip(*pairs, strict=True), bar=bar, note=note)
 
@@ -178,13 +172,13 @@ def epoch(args: argparse.Namespace, figures: Figures) -> int:
     try:
         store = open_store(args, directory)
         rounds, around = run_sides(args, store)
+        runs = [run for results in rounds.values() for run in results if run is not None]
         report(args, figures, rounds, around)
         if not args.hetero:
-            report_limits(args, figures, [run for run in rounds[GIDS] if run], store.table("feat"))
+            report_limits(args, figures, [run for run in runs if run.side == "gids"], store.table("feat"))
     finally:
         if not args.keep:
             shutil.rmtree(directory)
-    runs = [run for results in rounds.values() for run in results if run is not None]
     wrong, compared = sum(run.wrong_rows for run in runs), sum(run.compared_rows for run in runs)
     print(f"rows that differ from the dataset: {wrong} of {compared:,} compared")
     print(f"features in the page cache at a start: {max(run.cached_before for run in runs):.2%} at most")
