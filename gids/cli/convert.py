@@ -32,13 +32,13 @@ from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.convert.readers import Reader
+    from gids.convert.readers import Choices, Reader
     from gids.convert.table_orders import ReadRows
     from gids.store import FeatureStore
 
 _MOST_NAMES = 3
-_CHOICES = ("table", "shape", "labels", "num_nodes")
-"""Fields of Choices with the value of the option of the same name; below, those of Options."""
+_KEYS = ("table", "shape", "labels", "num_nodes")
+"""Options of SRC that must be the same when a conversion resumes; below, fields of Options."""
 _CHANGES = ("reverse_edges", "self_loops", "sort_neighbors", "dedup", "split", "split_column", "seed")
 _OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers", "overwrite")
 
@@ -117,7 +117,7 @@ def has_columns(args: argparse.Namespace) -> bool:
     return bool(args.id_column or args.src_column or args.dst_column)
 
 
-def reader_memory(reader: Reader, memory_bytes: int) -> int:
+def _reader_memory(reader: Reader, memory_bytes: int) -> int:
     """The memory that a reader may use beside buffers of memory_bytes. Call it before pyarrow is imported."""
     from gids.cache.budget import available_bytes
     from gids.convert.readers import READER_BYTES
@@ -127,7 +127,23 @@ def reader_memory(reader: Reader, memory_bytes: int) -> int:
     return available_bytes() if reader.may_crash else memory_bytes + READER_BYTES
 
 
-def table_choices(args: argparse.Namespace) -> dict[str, Any]:
+def choices_of(args: argparse.Namespace, reader: Reader, others: Sequence[Path], **more: Any) -> Choices:
+    """What the options say to a reader of SRC and others. more: fields of Choices."""
+    from gids.convert.readers import Choices
+
+    return Choices(
+        table=args.table,
+        shape=args.shape,
+        skip=tuple(args.skip),
+        load_graphs=load_graphs,
+        others=tuple(others),
+        memory_bytes=_reader_memory(reader, args.memory),
+        **_table_choices(args),
+        **more,
+    )
+
+
+def _table_choices(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of Choices for the options of add_table_input."""
     return {
         "id_column": _casts(args.id_column),
@@ -177,7 +193,7 @@ def _add_splits(option: Option) -> list[argparse.Action]:
 
 def run(args: argparse.Namespace) -> int:
     from gids.convert import Options, convert
-    from gids.convert.readers import Choices, find_reader, open_source
+    from gids.convert.readers import find_reader, open_source
     from gids.write.workplace import restore
 
     order, _, trace = (args.order or "").partition(":")
@@ -187,15 +203,14 @@ def run(args: argparse.Namespace) -> int:
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     casts = _casts(args.dtype)
     is_raw = args.shape or reader.is_raw(path)
-    choices = Choices(
+    choices = choices_of(
+        args,
+        reader,
+        others,
         dtype=casts.pop("", None) if is_raw else None,
-        skip=tuple(args.skip),
         allow_dirs=tuple(args.allow_dir),
-        load_graphs=load_graphs,
-        others=tuple(others),
-        **{name: getattr(args, name) for name in _CHOICES},
-        **table_choices(args),
-        memory_bytes=reader_memory(reader, args.memory),
+        labels=args.labels,
+        num_nodes=args.num_nodes,
     )
     options = Options(
         stripe=tuple(args.stripe),
@@ -218,8 +233,8 @@ def run(args: argparse.Namespace) -> int:
                 "--from": reader.name,
                 "--dtype of raw data": choices.dtype,
                 "--skip": args.skip,
-                **{f"--{n.replace('_', '-')}": getattr(args, n) for n in _CHOICES},
-                **{f"--{n.replace('_', '-')}": value for n, value in table_choices(args).items()},
+                **{f"--{n.replace('_', '-')}": getattr(args, n) for n in _KEYS},
+                **{f"--{n.replace('_', '-')}": value for n, value in _table_choices(args).items()},
             },
             say=(lambda _: None) if args.quiet else progress.say,
             warn=progress.say,

@@ -20,14 +20,7 @@ from gids.cli.arguments import (
     add_workers,
     adder,
 )
-from gids.cli.convert import (
-    add_table_input,
-    has_columns,
-    load_graphs,
-    parse_shape,
-    reader_memory,
-    table_choices,
-)
+from gids.cli.convert import add_table_input, choices_of, has_columns, parse_shape
 from gids.cli.progress import Progress
 
 
@@ -82,7 +75,7 @@ def _compare(args: argparse.Namespace) -> int:
     """Print how the tables differ from the source; the number of tables that do."""
     from gids.convert.comparison import compare
     from gids.convert.edges import add_reverse_edges
-    from gids.convert.readers import Choices, find_reader, open_source
+    from gids.convert.readers import find_reader, open_source
     from gids.store import FeatureStore
     from gids.store.part import refuse_part
 
@@ -90,17 +83,8 @@ def _compare(args: argparse.Namespace) -> int:
     refuse_part(store, "gids verify --against", "compare the whole dataset with its source")
     path, *others = args.against
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
-    choices = Choices(
-        table=args.table,
-        dtype=args.dtype,
-        shape=args.shape,
-        skip=tuple(args.skip),
-        allow_dirs=tuple(args.allow_dir) if "--allow-dir" in reader.takes else (),
-        load_graphs=load_graphs,
-        others=tuple(others),
-        **table_choices(args),
-        memory_bytes=reader_memory(reader, args.memory),
-    )
+    allow_dirs = tuple(args.allow_dir) if "--allow-dir" in reader.takes else ()
+    choices = choices_of(args, reader, others, dtype=args.dtype, allow_dirs=allow_dirs)
     count, parent = 0, store.path.parent
     beside = parent if os.access(parent, os.W_OK) else None  # else in the temporary directory
     with (

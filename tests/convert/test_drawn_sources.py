@@ -19,8 +19,7 @@ def in_memory(in_this_process, monkeypatch):
     """No reader starts a process, DGL's files are not read, and files are not synced."""
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(f"os.{name}", lambda _: None)
-    for module in ("convert", "verify"):
-        monkeypatch.setattr(f"gids.cli.{module}.load_graphs", lambda path: ([GRAPHS[path]], {}))
+    monkeypatch.setattr("gids.cli.convert.load_graphs", lambda path: ([GRAPHS[path]], {}))
 
 
 def assert_table(table, values, expected):
