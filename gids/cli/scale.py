@@ -79,6 +79,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.bench.plot import check_plotting
+    from gids.bench.report import check_writable
     from gids.scale.curves import Setting, measure
     from gids.scale.model import Model, Plan, predict_all
     from gids.scale.text import curves_table, plot, prediction_tables, rates_line, recommend
@@ -86,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_plotting()
     for path in (args.json, args.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"{path}: there is no directory {path.absolute().parent}")
+        if path is not None:
+            check_writable(path)
     store = open_store(args)
     tables = [t for t in store.tables.values() if isinstance(t.type, str)]
     if not tables:

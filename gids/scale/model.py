@@ -54,8 +54,8 @@ class Work:
 
     rows: input nodes whose rows it reads, or has its cache give. pages, storage_bytes: that it reads from
     storage. ids_received, nodes_asked, edges_received, rows_received: from other ranks. network_bytes:
-    received; activation_bytes of them in the middle of training. rounds: exchanges with all ranks of a group.
-    memory_bytes: moved in memory. operations: of floating point.
+    received. activation_bytes, activation_messages: those of network_bytes and messages that are in the
+    middle of training. memory_bytes: moved in memory. operations: of floating point.
     """
 
     seeds: float = 0
@@ -70,9 +70,8 @@ class Work:
     rows_received: float = 0
     network_bytes: float = 0
     activation_bytes: float = 0
-    rounds: float = 0
-    activation_rounds: float = 0
     messages: float = 0
+    activation_messages: float = 0
     memory_bytes: float = 0
     operations: float = 0
 
@@ -134,8 +133,7 @@ def predict(
     network = work.network_bytes / rates.network + work.messages * rates.latency_s
     memory = work.memory_bytes / rates.memory
     compute = work.operations / rates.flops
-    share = work.activation_rounds / work.rounds if work.rounds else 0
-    exchange = work.activation_bytes / rates.network + work.messages * share * rates.latency_s
+    exchange = work.activation_bytes / rates.network + work.activation_messages * rates.latency_s
     # Reading, sampling and sending rows overlap with training; activations and gradients do not.
     times = {"storage": storage, "network": network, "memory": memory, "compute": compute}
     step = max(*times.values(), compute + exchange)
@@ -192,7 +190,8 @@ def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, c
         came = {t: n * away for t, n in rows.items()}
         ids, asked, drawn = sum(came.values()), sum(nodes[:-1]) * away, sum(edges) * away
         # A rank receives as many bytes as it sends: others' ids, and the answers to its own.
-        network = _ID * asked + _DEGREE * asked + (_EDGE + (_WEIGHT if _weighted(curves) else 0)) * drawn
+        edge_bytes = _EDGE + (0 if curves.setting.sampler == "neighbor" else _WEIGHT)
+        network = _ID * asked + _DEGREE * asked + edge_bytes * drawn
         network += _ID * sum(came[str(t.type)] for t in curves.tables.values())
         if parts > 1:
             sampling = 2 * layers / BULK + 2
@@ -214,9 +213,8 @@ def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, c
         rows_received=sum(came.values()),
         network_bytes=network + features + activations + gradients,
         activation_bytes=in_training,
-        rounds=sampling + exchanges + (ranks > 1),
-        activation_rounds=exchanges + (ranks > 1),
         messages=(sampling + exchanges) * (parts - 1) + gradient_messages,
+        activation_messages=exchanges * (parts - 1) + gradient_messages,
         memory_bytes=moved + inner,
         operations=operations,
     )
@@ -276,10 +274,6 @@ def _row_bytes(curves: Curves, rows: Mapping[str, float]) -> float:
 
 def _input_width(curves: Curves) -> int:
     return max((math.prod(t.shape) for t in curves.tables.values()), default=1)
-
-
-def _weighted(curves: Curves) -> bool:
-    return curves.setting.sampler != "neighbor"
 
 
 def _gradients(curves: Curves, model: Model, ranks: int) -> tuple[float, float]:

@@ -185,7 +185,7 @@ def test_storage_is_measured_unless_given(dataset, run):
     [
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "much"], "--cache much is not a cache size"),
-        (["--json", "no/where/out.json"], "no/where/out.json: there is no directory"),
+        (["--json", "no/where/out.json"], "no/where to write out.json in"),
         (["--seeds", "val"], "made.gids has no val split"),
         (["--fanouts", "0"], "fanout"),
     ],
