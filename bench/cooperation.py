@@ -70,13 +70,6 @@ def unite(minibatches: Sequence[Sampled], node_count: int) -> Iterator[Ids]:
         yield np.flatnonzero(marks)
 
 
-def pages_of(rows: Ids, rows_per_page: int, page_count: int) -> int:
-    """How many pages hold these rows."""
-    marks = np.zeros(page_count, np.bool_)
-    marks[rows // rows_per_page] = True
-    return int(np.count_nonzero(marks))
-
-
 def received(minibatch: Sampled, owners: Owners, ranks: int) -> list[Counts]:
     """Cooperative: the sources that each rank gets from other ranks, by layer, from the input layer on.
 
@@ -182,7 +175,7 @@ class Case:
 
     def pages(self, positions: np.ndarray, rows: Ids) -> int:
         """The pages of rows that are stored in the order of positions."""
-        return pages_of(positions[rows], ROWS_PER_PAGE, -(-self.node_count // ROWS_PER_PAGE))
+        return int(np.count_nonzero(np.bincount(positions[rows] // ROWS_PER_PAGE)))
 
 
 def count_rows(case: Case, sampler: Sampler) -> tuple[list[Row], list[Sampled]]:
