@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _rates(args: argparse.Namespace, tables: Sequence[Table]) -> tuple[Rates, str]:
     """The rates, and what of storage was measured."""
-    from gids.scale.rates import Rates
+    from gids.scale.model import Rates
 
     rates_given = {
         field: getattr(args, name) * unit

@@ -5,7 +5,6 @@ docs/internals/scale.md.
 """
 
 from gids.scale.curves import Curves, Setting, measure
-from gids.scale.model import MODES, Prediction, Work, predict, predict_all
-from gids.scale.rates import Rates
+from gids.scale.model import MODES, Prediction, Rates, Work, predict, predict_all
 
 __all__ = ["MODES", "Curves", "Prediction", "Rates", "Setting", "Work", "measure", "predict", "predict_all"]

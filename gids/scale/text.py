@@ -8,8 +8,7 @@ from pathlib import Path
 from gids.bench.plot import Curve, plot_curves
 from gids.bench.text import aligned, count, seconds
 from gids.scale.curves import Curves
-from gids.scale.model import MODES, Prediction
-from gids.scale.rates import Rates
+from gids.scale.model import MODES, Prediction, Rates
 from gids.sizes import format_bytes
 
 _WORTH = 1.5  # twice the ranks must be this much faster
