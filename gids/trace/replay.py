@@ -25,24 +25,21 @@ _IN_MEMORY = 1 << 24  # pages of a trace; the next uses of longer traces are kep
 
 @dataclass(frozen=True)
 class Counts:
-    """Pages of each planned minibatch after the warm-up: int64[n] each.
+    """Pages of each planned minibatch after the warm-up, which were hit, loaded or bypassed: int64[n] each.
 
     in_use: number of lines whose page is used by a minibatch in the window or planned; the mean over _SAMPLES
     minibatches. None: not counted.
     """
 
-    pages: npt.NDArray[np.int64]
     hits: npt.NDArray[np.int64]
     loads: npt.NDArray[np.int64]
     bypasses: npt.NDArray[np.int64]
     evictions: int
     in_use: float | None = None
 
-    @classmethod
-    def of(cls, rows: npt.NDArray[np.int64], evictions: int, in_use: float | None = None) -> Counts:
-        """rows: int64[n, 4] of pages, hits, loads and bypasses."""
-        pages, hits, loads, bypasses = rows.T.copy()
-        return cls(pages, hits, loads, bypasses, evictions, in_use)
+    @property
+    def pages(self) -> npt.NDArray[np.int64]:
+        return self.hits + self.loads + self.bypasses
 
     @property
     def hit_ratio(self) -> float:
@@ -74,7 +71,7 @@ def replay(
             f"more, and both together {LIVE_BATCHES} or less"
         )
     planner = _core.Planner(page_count, lines, policy, seed, heat)
-    counts = np.zeros((len(batches), 4), np.int64)
+    counts = np.zeros((len(batches), 3), np.int64)
     entered = evicted_before = 0
     in_use: list[int] = []
     every = max(1, (len(batches) - warm) // _SAMPLES)
@@ -87,12 +84,12 @@ def replay(
         while entered < min(len(batches), t + 1 + min(window, t)):
             _enter(planner, batches, entered)
             entered += 1
-        hits, loads, bypasses = planner.plan(t)
-        counts[t] = hits + loads + bypasses, hits, loads, bypasses
+        counts[t] = planner.plan(t)
         if t >= warm and (t - warm) % every == 0:
             in_use.append(planner.lines_in_use())
     evictions = planner.stats()["evictions"] - evicted_before
-    return Counts.of(counts[warm:], evictions, float(np.mean(in_use)) if in_use else None)
+    hits, loads, bypasses = counts[warm:].T
+    return Counts(hits, loads, bypasses, evictions, float(np.mean(in_use)) if in_use else None)
 
 
 def replay_as_recorded(trace: Trace, table: int) -> Counts:
@@ -112,15 +109,14 @@ def replay_as_recorded(trace: Trace, table: int) -> Counts:
             _enter(planner, batches, entered)
             entered += 1
         elif event == PLAN:
-            hits, loads, bypasses = planner.plan(planned)
-            rows.append((hits + loads + bypasses, hits, loads, bypasses))
+            rows.append(planner.plan(planned))
             planned += 1
         else:
             planner.retire(retired)
             retired += 1
             planned = max(planned, retired)
-    counts = np.array(rows, np.int64).reshape(-1, 4)
-    return Counts.of(counts, planner.stats()["evictions"])
+    hits, loads, bypasses = np.array(rows, np.int64).reshape(-1, 3).T
+    return Counts(hits, loads, bypasses, planner.stats()["evictions"])
 
 
 def _enter(planner: Any, batches: Sequence[Pages], batch: int) -> None:
