@@ -37,7 +37,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `gids ARGV`. Returns its exit status: 0, 1 (verify found faults), 2 (an error), 130 (Ctrl-C)."""
     _print_anywhere()
-    argv = _with_negative_shapes(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv else ""
     parser = _parser()
     try:
@@ -68,6 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+        self._negative_number_matcher = re.compile(r"-\d+(,-?\d+)*$")  # `--shape -1,16` has no option -1,16
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Called for each command within a command: refuses unknown words with the usage of the innermost."""
@@ -110,17 +111,6 @@ def _print_anywhere() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")
-
-
-def _with_negative_shapes(argv: Sequence[str]) -> list[str]:
-    """Turn `--shape -1,16` into `--shape=-1,16`: argparse takes `-1,16` for an option."""
-    words: list[str] = []
-    for text in argv:
-        if words and words[-1] == "--shape" and re.fullmatch(r"-1(,-?\d+)*", text):
-            words[-1] = f"--shape={text}"
-        else:
-            words.append(text)
-    return words
 
 
 def _one_line(error: Exception) -> str:
