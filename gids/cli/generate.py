@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     partial = _partial_path(args.path, size_bytes)
     try:
         with Progress("generate", quiet=args.quiet, unit="%") as progress:
-            write_graph(partial, spec, typed=args.hetero, progress=_Share(progress))
+            write_graph(partial, spec, typed=args.hetero, progress=progress.share)
         partial.rename(args.path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -94,19 +94,3 @@ def _partial_path(path: Path, size_bytes: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space([(path.parent, size_bytes)])
     return path.with_name(f"{path.name}.{os.getpid()}.partial")
-
-
-class _Share:
-    """Shows the finished share of a stage as percent."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._shown, self._stage = progress, 0, ""
-
-    def __call__(self, what: str, share: float) -> None:
-        if what != self._stage:
-            self._stage, self._shown = what, 0
-            self._progress.stage(what)
-            self._progress.total(100)
-        percents = int(100 * share)
-        self._progress.add(percents - self._shown)
-        self._shown = percents
