@@ -190,30 +190,14 @@ class Code:
             tree = self.tree(place.module)
             body = tree.body if tree else []
             after = body[body.index(place.node) + 1 :][:1]
-            text = next((str(v) for v in map(docstring_value, after) if v), "")
+            text = ast.get_docstring(ast.Module(after, [])) or ""
         paragraph = " ".join(text.split("\n\n")[0].split())
         match = re.match(r".*?\.(?=\s|$)", paragraph)
         return match[0] if match else paragraph
 
 
-def docstring_value(node: ast.stmt) -> str | None:
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ):
-        return node.value.value
-    return None
-
-
 def assigned(node: ast.stmt) -> set[str]:
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AnnAssign)
-        else []
-    )
+    targets = getattr(node, "targets", [getattr(node, "target", None)])
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
