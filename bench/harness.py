@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -221,8 +221,7 @@ def run_limited(module: str, config: Mapping[str, Any], **options: Any) -> dict[
     The process can limit its memory if "limited" is true in the config that it gets.
     """
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    with ExitStack() as stack:
-        group = None if why_no_limit() else stack.enter_context(MemoryGroup("gids-bench"))
+    with nullcontext() if why_no_limit() else MemoryGroup("gids-bench") as group:
         return run_fresh(module, {**config, "limited": group is not None}, group=group, **options)
 
 

@@ -28,7 +28,8 @@ class MemoryGroup:
 
     def __init__(self, name: str) -> None:
         self._own, parent = _own_and_parent()
-        self.path = _make_below(parent, name)
+        # A new name: a group of an earlier run may still exist.
+        self.path = Path(tempfile.mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=parent))
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -147,11 +148,6 @@ def _own_and_parent() -> tuple[Path, Path]:
                 if "memory" in (parent / "cgroup.subtree_control").read_text().split():
                     return start, parent
     raise OSError(0, "the kernel has no memory controller here")
-
-
-def _make_below(parent: Path, name: str) -> Path:
-    """Use a new name: a group of an earlier run may still exist."""
-    return Path(tempfile.mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=parent))
 
 
 def _inside(mount: str, group: str) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -131,11 +131,8 @@ def run_side(
     for path in (config.dataset, *config.shards):
         with suppress(OSError):  # EpochResult.cached_before shows the rest
             drop_page_cache(path)
-    values = asdict(config)
-    if not limited:
-        values["memory_bytes"] = 0
-        return EpochResult(**run_fresh(_MODULE, values, timeout_s=timeout_s))
-    with MemoryGroup("gids-bench") as group:
+    values = asdict(config if limited else replace(config, memory_bytes=0))
+    with MemoryGroup("gids-bench") if limited else nullcontext() as group:
         return EpochResult(**run_fresh(_MODULE, values, group=group, timeout_s=timeout_s))
 
 
