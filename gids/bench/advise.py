@@ -6,7 +6,12 @@ cache with the longest window; then the shortest window that is enough with this
 
 from __future__ import annotations
 
+import bisect
+import math
 import re
+from collections.abc import Callable
+
+import numpy as np
 
 from gids import _core
 from gids.bench import text
@@ -17,7 +22,7 @@ from gids.bench.report import Session
 from gids.sizes import format_bytes
 
 POLICY = "lookahead"
-PRECISION = 0.01  # relative precision of the cache size, at which the search ends
+PRECISION = 0.01  # relative precision of the cache size
 _PAGE_WORD_BYTES = 8
 
 
@@ -50,57 +55,49 @@ def advise(case: Case, source: Source, wanted: tuple[float | None, float | None]
     if speed is not None:
         report.subject["pages_per_s"] = speed
     report.subject["wanted_hit_ratio"] = ratio
-    search = _Search(case, source, session)
+
+    def hit_ratio(lines: int, window: int) -> float:
+        """Measured once, as a figure of the report."""
+        size = format_bytes(lines * case.traced.page_bytes)
+        setting = {"cache": size, "lines": lines, **source, "policy": POLICY, "window": window}
+        figure = report.figure(**setting)
+        if not figure.values:
+            figure.add(**case.run(POLICY, lines, window))
+            session.progress.add(1)
+        return figure.values["hit_ratio"][-1]
+
     try:
-        smallest = search.smallest(ratio)
+        smallest = _smallest(hit_ratio, case.traced.page_count, ratio)
     finally:
         report.figures.sort(key=lambda f: (f.setting["lines"], f.setting["window"]))
     if smallest is None:
-        best = search.hit_ratio(case.traced.page_count, LONGEST)
+        best = hit_ratio(case.traced.page_count, LONGEST)
         report.answers.append(
             f"no cache reaches {ratio:.1%}: with every page in the cache {best:.1%} are hits, the rest are "
             "first reads. A longer trace (--batches) has fewer first reads"
         )
         return
-    report.answers += _answers(case, *smallest, search.hit_ratio(*smallest))
+    report.answers += _answers(case, *smallest, hit_ratio(*smallest))
     if speed:
-        pages = _epoch_pages(case) * (1 - search.hit_ratio(*smallest))
+        pages = _epoch_pages(case) * (1 - hit_ratio(*smallest))
         report.answers.append(
             f"an epoch of {_epoch_batches(case):,} minibatches then reads {pages:,.0f} pages: "
             f"{text.seconds(pages / speed)} at {speed:,.0f} pages/s"
         )
 
 
-class _Search:
-    """Hit ratios of a case by number of lines and window, each measured once, as a figure of the report."""
-
-    def __init__(self, case: Case, source: Source, session: Session) -> None:
-        self._case, self._source, self._session = case, source, session
-
-    def hit_ratio(self, lines: int, window: int) -> float:
-        size = format_bytes(lines * self._case.traced.page_bytes)
-        setting = {"cache": size, "lines": lines, **self._source, "policy": POLICY, "window": window}
-        figure = self._session.report.figure(**setting)
-        if not figure.values:
-            figure.add(**self._case.run(POLICY, lines, window))
-            self._session.progress.add(1)
-        return figure.values["hit_ratio"][-1]
-
-    def smallest(self, ratio: float) -> tuple[int, int] | None:
-        """(lines, window) of the smallest cache that reaches a hit ratio; None if none does."""
-        low, high = 0, self._case.traced.page_count  # high reaches the ratio, low does not
-        if self.hit_ratio(high, LONGEST) < ratio:
-            return None
-        if self.hit_ratio(0, LONGEST) >= ratio:
-            high = 0
-        while high - low > max(1, int(PRECISION * high)):
-            middle = (low + high) // 2
-            if self.hit_ratio(middle, LONGEST) >= ratio:
-                high = middle
-            else:
-                low = middle
-        windows = [*range(0, LONGEST, 4), LONGEST]
-        return high, next(window for window in windows if self.hit_ratio(high, window) >= ratio)
+def _smallest(
+    hit_ratio: Callable[[int, int], float], page_count: int, ratio: float
+) -> tuple[int, int] | None:
+    """(lines, window) of the smallest cache that reaches a hit ratio; None if none does."""
+    if hit_ratio(page_count, LONGEST) < ratio:
+        return None
+    steps = 2 + int(math.log(page_count) / math.log1p(PRECISION))
+    sizes = [0, *np.unique(np.geomspace(1, page_count, steps).astype(int)).tolist()]
+    # the last size reaches it
+    lines = sizes[bisect.bisect_left(sizes[:-1], ratio, key=lambda lines: hit_ratio(lines, LONGEST))]
+    windows = [*range(0, LONGEST, 4), LONGEST]
+    return lines, next(window for window in windows if hit_ratio(lines, window) >= ratio)
 
 
 def _answers(case: Case, lines: int, window: int, ratio: float) -> list[str]:

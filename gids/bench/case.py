@@ -7,6 +7,7 @@ a dataset. Called by hit_ratio.py and advise.py.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 import tempfile
@@ -47,7 +48,6 @@ class Case:
         self.trace, self.table, self.traced = trace, table, trace.tables[table]
         self.epoch_batches = _epoch_batches(args)
         self._report, self._seed = report, seed
-        self._best_hits: dict[int, int] = {}
         traced, counts = self.traced, trace.page_counts(table)
         self.warm = int(trace.batch_count * _WARM_UP)
         facts = {
@@ -75,7 +75,9 @@ class Case:
             report.note(
                 "the pages have no heat: static cannot choose pages, and lookahead uses only the window"
             )
-        self._optimum = Optimum(trace.batches(table), traced.page_count)
+        optimum, warm = Optimum(trace.batches(table), traced.page_count), self.warm
+        self._best = functools.cache(lambda lines: int(optimum.hits(lines, warm=warm)[warm:].sum()))
+        """Hits of MIN."""
 
     def minimum(self, lines: int) -> dict[str, float]:
         """The metrics of Belady's MIN."""
@@ -121,13 +123,6 @@ class Case:
             metrics["epoch_pages_read"] = (self.pages - hits) / batches * self.epoch_batches
             metrics["epoch_pages"] = self.pages / batches * self.epoch_batches
         return metrics
-
-    def _best(self, lines: int) -> int:
-        """Hits of MIN."""
-        if lines not in self._best_hits:
-            hits = self._optimum.hits(lines, warm=self.warm)
-            self._best_hits[lines] = int(hits[self.warm :].sum())
-        return self._best_hits[lines]
 
     def cache_lines(self, sizes: list[tuple[str, str, float]]) -> list[tuple[str, int]]:
         """(name, lines) of each cache size of arguments.parse_cache_size, without repeats."""
