@@ -78,14 +78,11 @@ class TouchedPages:
     def __init__(self, page_count: int, rows_per_page: int, positions: npt.NDArray[Any] | None) -> None:
         self._rows_per_page, self._positions = rows_per_page, positions
         self._marks = np.zeros(page_count, np.uint32)
-        self._mark = 0
+        self._mark = 0  # of the last minibatch
 
     def of(self, ids: npt.NDArray[np.int64]) -> Pages:
         """The pages of these rows, in the order of first use: int64[n]."""
         self._mark += 1
-        if self._mark == 1 << 32:
-            self._mark = 1
-            self._marks[:] = 0
         rows = ids if self._positions is None else positions_of(ids, self._positions)
         pages = np.empty(len(rows), np.int64)
         count = _core.unique_pages(
