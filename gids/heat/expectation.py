@@ -95,10 +95,7 @@ def _continuing(store: FeatureStore, graphs: Sequence[Graph], damping: float) ->
     """The probability that a walk continues from a node along each relation in which it has in-edges."""
     relations = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
     for graph in graphs:
-        count = relations[graph.relation[2]]
-        for first in range(0, graph.num_dst, _BLOCK_NODES):
-            indptr = graph.indptr[first : first + _BLOCK_NODES + 1]
-            count[first : first + _BLOCK_NODES] += indptr[1:] > indptr[:-1]
+        relations[graph.relation[2]] += graph.indptr[1:] > graph.indptr[:-1]
     return {ntype: damping / np.maximum(count, 1) for ntype, count in relations.items()}
 
 
