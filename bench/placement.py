@@ -15,7 +15,7 @@ placement: gids.distributed.place; published: the same with the condition as pub
 rows on every rank. distinct: the hottest rows, none twice. hash, community, METIS (if pymetis or DGL is
 installed; `--no-metis` leaves it out, because it takes long on large graphs): each rank holds the hottest
 rows of its part, then the hottest of the others; random: random rows of its part by hash. local seeds: each
-rank has the seeds of its part. Each cost is compared with that of `placement`.
+rank has the seeds of its part. The cost of all rows is compared with that of `placement`.
 
 --links: ranks 0 and 1, and 2 and 3, have a fast link ("2 + 2"); or 0 to 3, and 4 to 7 ("2 x 4"). A row over
 a fast link costs 1, over another one 2, 4 or 8, of the host 10. placement: by this matrix; one cost: by the
@@ -29,8 +29,7 @@ import argparse
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,7 +37,7 @@ import numpy as np
 from graphs import GRAPHS, Ids, Owners, OwnersOf, input_nodes, make_graph, seed_order
 from harness import Figures, Script
 
-from gids.distributed.place import Moved, Placement, Rule, place
+from gids.distributed.place import Placement, Rule, place
 from gids.sampler import LocalityBias, Neighbor, Topology
 from gids.store import Graph
 from gids.write.partition.owners import find_metis, metis_owners
@@ -49,6 +48,8 @@ LINKS = {"2 + 2": 2, "2 x 4": 4}
 BIAS = 4
 Heat = np.ndarray
 Row = dict[str, Any]
+Reading = list[tuple[int, Ids]]
+"""(rank, rows) of each minibatch."""
 T = TypeVar("T")
 
 
@@ -76,12 +77,67 @@ def metis(graph: Graph, parts: int) -> Owners:
     return metis_owners(find_metis(), (starts, neighbors), kinds, in_edges, parts).astype(np.uint8)
 
 
-class Reads:
-    """The rows that the ranks read: in an epoch, for the heat, and in the steps that are counted."""
+def placements(
+    heat: Heat, ranks: int, capacity: int, parts: Mapping[str, Owners], costs: tuple[Any, float], seed: int
+) -> Iterator[tuple[str, Placement]]:
+    """By way. capacity: rows of each rank. parts: owners, by way. costs: of a row; see place()."""
+    peer_cost, host_cost = costs
 
-    def __init__(self, graph: Graph, args: argparse.Namespace) -> None:
-        self._args, self._topology = args, Topology(graph)
-        seeds = seed_order(graph, args.seed)
+    def placed(assumed_cost: Any, rule: Rule = "total") -> Placement:
+        made = place(heat, [capacity] * ranks, assumed_cost, host_cost, rule=rule)
+        return Placement(made.holders, ranks, *costs)
+
+    def of_parts(hotness: Heat, owners: Owners) -> Placement:
+        rows = by_part(hotness, owners, capacity, ranks)
+        return Placement.of(rows, len(heat), peer_cost=peer_cost, host_cost=host_cost)
+
+    yield "placement", placed(peer_cost)
+    if np.ndim(peer_cost):
+        yield "one cost", placed(peer_cost[peer_cost > 0].mean())
+    else:
+        yield "published", placed(peer_cost, "own")
+    yield "hottest", placed(host_cost)
+    yield "distinct", placed(0)
+    yield "random", of_parts(np.random.default_rng([seed, 3]).random(len(heat)), parts["hash"])
+    for way, owners in parts.items():
+        yield way, of_parts(heat, owners)
+
+
+def compare(
+    ways: Iterable[tuple[str, Placement, Reading]], sources: Mapping[str, float], setting: Row
+) -> Iterator[Row]:
+    """A row of the table for each way; the first one is `placement`. sources: what a row costs, by where it
+    comes from."""
+    least = 0.0
+    for way, placed, reading in ways:
+        paid = np.concatenate([placed.row_costs(rows, rank) for rank, rows in reading])
+        least = least or float(paid.sum())
+        yield {
+            **setting,
+            "way": way,
+            **{source: float(np.mean(paid == cost)) for source, cost in sources.items()},
+            "cost of a row": float(paid.mean()),
+            "cost over placement": float(paid.sum()) / least,
+        }
+
+
+def links_of(group: int, far_cost: float) -> np.ndarray:
+    """Costs of the links of two groups of ranks."""
+    of_rank = np.repeat([0, 1], group)
+    costs = np.where(of_rank[:, None] == of_rank, 1.0, far_cost)
+    np.fill_diagonal(costs, 0)
+    return costs
+
+
+class Case:
+    """A graph, its parts, and what its ranks read: in an epoch, for the heat, and in the steps that count."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        self.graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
+        self.owners = OwnersOf(self.graph)
+        self.held = self.graph.num_dst * args.percent // 100
+        self._args, self._topology = args, Topology(self.graph)
+        seeds = seed_order(self.graph, args.seed)
         self._seeds = seeds[: max(args.batch_size, len(seeds) // 10)]
 
     def heat(self) -> Heat:
@@ -96,10 +152,8 @@ class Reads:
         found[found == 0] = np.count_nonzero(found == 1) / max(1, unread)
         return found
 
-    def of_ranks(
-        self, ranks: int, owners: Owners | None, bias: LocalityBias | None = None
-    ) -> list[tuple[int, Ids]]:
-        """(rank, rows) of each minibatch. owners: give each rank the seeds of its part."""
+    def reads_of(self, ranks: int, owners: Owners | None, bias: LocalityBias | None = None) -> Reading:
+        """owners: give each rank the seeds of its part."""
         sampler = Neighbor(self._args.fanouts, locality=bias)
         rng, found = np.random.default_rng([self._args.seed, 2]), []
         for rank in range(ranks):
@@ -111,108 +165,9 @@ class Reads:
                 found.append((rank, rows))
         return found
 
-
-@dataclass(frozen=True)
-class Setting:
-    """capacity: rows of each rank. parts: owners, by way. host_cost, peer_cost: of a row; see place()."""
-
-    heat: Heat
-    ranks: int
-    capacity: int
-    parts: Mapping[str, Owners]
-    host_cost: float
-    peer_cost: Any = 1
-
-    def placements(self, rng: np.random.Generator) -> Iterator[tuple[str, Placement]]:
-        yield "placement", self._placed(self.peer_cost, "total")
-        if np.ndim(self.peer_cost):
-            yield "one cost", self._placed(self.peer_cost[self.peer_cost > 0].mean(), "total")
-        else:
-            yield "published", self._placed(self.peer_cost, "own")
-        yield "hottest", self._placed(self.host_cost, "total")
-        yield "distinct", self._placed(0, "total")
-        yield "random", self._of_parts(rng.random(len(self.heat)), self.parts["hash"])
-        for way, owners in self.parts.items():
-            yield way, self._of_parts(self.heat, owners)
-
-    def _placed(self, peer_cost: Any, rule: Rule) -> Placement:
-        made = place(self.heat, [self.capacity] * self.ranks, peer_cost, self.host_cost, rule=rule)
-        return Placement(made.holders, self.ranks, self.peer_cost, self.host_cost)
-
-    def _of_parts(self, heat: Heat, owners: Owners) -> Placement:
-        rows = by_part(heat, owners, self.capacity, self.ranks)
-        return Placement.of(rows, len(heat), peer_cost=self.peer_cost, host_cost=self.host_cost)
-
-
-def compare(setting: Setting, reads: Mapping[str, Sequence[tuple[int, Ids]]], seed: int) -> Iterator[Row]:
-    """A row of the table for each way. reads: minibatches with seeds of the parts, by way; "": of all."""
-    best = 0.0
-    for way, placed in setting.placements(np.random.default_rng([seed, 3])):
-        for seeds in ("", way) if way in reads else ("",):
-            counts = [placed.moved(rows, rank) for rank, rows in reads[seeds]]
-            moved = Moved(*np.sum(counts, axis=0).tolist())
-            total = sum(moved)
-            assert total == sum(len(rows) for _, rows in reads[seeds])
-            cost = (setting.peer_cost * moved.peer + setting.host_cost * moved.host) / total
-            best = best or cost
-            yield {
-                "P": setting.ranks,
-                "held by a rank": setting.capacity / len(setting.heat),
-                "host cost": setting.host_cost,
-                "way": f"{way}, local seeds" if seeds else way,
-                **{name: rows / total for name, rows in zip(Moved._fields, moved, strict=True)},
-                "cost": cost,
-                "over placement": cost / best,
-            }
-
-
-def links_of(group: int, far_cost: float) -> np.ndarray:
-    """Costs of the links of two groups of ranks."""
-    of_rank = np.repeat([0, 1], group)
-    costs = np.where(of_rank[:, None] == of_rank, 1.0, far_cost)
-    np.fill_diagonal(costs, 0)
-    return costs
-
-
-def compare_links(
-    setting: Setting,
-    reads: Sequence[tuple[int, Ids]],
-    draw: Callable[[LocalityBias], list[tuple[int, Ids]]],
-    seed: int,
-) -> Iterator[Row]:
-    """A row of the table for each way. draw: minibatches of samplers with a bias."""
-    ways = [(way, placed, reads) for way, placed in setting.placements(np.random.default_rng([seed, 3]))]
-    best = ways[0][1]
-    for within, reach in (("own", 0), ("own and fast", 1)):
-        ways.append((f"placement, bias to {within}", best, draw(LocalityBias(best.within(reach), BIAS))))
-    least = 0.0
-    for way, placed, of_ranks in ways:
-        paid = np.concatenate([placed.row_costs(rows, rank) for rank, rows in of_ranks])
-        least = least or float(paid.sum())
-        far = float(np.max(setting.peer_cost))
-        shares = {"own": 0, "fast link": 1, "slow link": far, "host": setting.host_cost}
-        yield {
-            "held by a rank": setting.capacity / len(setting.heat),
-            "slow cost": far,
-            "way": way,
-            **{source: float(np.mean(paid == cost)) for source, cost in shares.items()},
-            "cost of a row": float(paid.mean()),
-            "cost over placement": float(paid.sum()) / least,
-        }
-
-
-class Case:
-    """A graph, what its ranks read, and its parts."""
-
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
-        self.graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
-        self.reads, self.owners = Reads(self.graph, args), OwnersOf(self.graph)
-        self.held = self.graph.num_dst * args.percent // 100
-        self._metis = args.metis
-
     def parts(self, ranks: int) -> dict[str, Owners]:
         parts = {method: self.owners(method, ranks) for method in ("hash", "community")}
-        return parts | ({"METIS": metis(self.graph, ranks)} if self._metis else {})
+        return parts | ({"METIS": metis(self.graph, ranks)} if self._args.metis else {})
 
     def capacities(self, ranks: int) -> tuple[int, int]:
         """Rows of a rank: if each rank holds the share of the rows, and if all of them together do."""
@@ -220,15 +175,21 @@ class Case:
 
 
 def count_links(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:
-    heat, host_cost = case.reads.heat(), max(args.host_costs)
+    heat, host_cost = case.heat(), max(args.host_costs)
     for links, group in LINKS.items():
         ranks = 2 * group
-        parts, minibatches = case.parts(ranks), case.reads.of_ranks(ranks, None)
-        draw = partial(case.reads.of_ranks, ranks, None)
+        parts, minibatches = case.parts(ranks), case.reads_of(ranks, None)
         rows: list[Row] = []
         for capacity, far_cost in itertools.product(case.capacities(ranks), args.far_costs):
-            setting = Setting(heat, ranks, capacity, parts, host_cost, links_of(group, far_cost))
-            rows += compare_links(setting, minibatches, draw, args.seed)
+            costs = links_of(group, far_cost), host_cost
+            placed = placements(heat, ranks, capacity, parts, costs, args.seed)
+            ways = [(way, placement, minibatches) for way, placement in placed]
+            best = ways[0][1]
+            for within, reach in (("own", 0), ("own and fast", 1)):
+                drawn = case.reads_of(ranks, None, LocalityBias(best.within(reach), BIAS))
+                ways.append((f"placement, bias to {within}", best, drawn))
+            sources = {"own": 0, "fast link": 1, "slow link": far_cost, "host": host_cost}
+            rows += compare(ways, sources, {"held by a rank": capacity / len(heat), "slow cost": far_cost})
         figures.table(f"{name}, {links}: where rows come from", rows)
         for way in dict.fromkeys(row["way"] for row in rows):
             if way != "placement":
@@ -238,23 +199,26 @@ def count_links(name: str, case: Case, args: argparse.Namespace, figures: Figure
 
 def count_costs(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:
     rows: list[Row] = []
-    heat = case.reads.heat()
+    heat = case.heat()
     for ranks in args.ranks:
         parts = case.parts(ranks)
-        minibatches = {
-            way: case.reads.of_ranks(ranks, owners) for way, owners in parts.items() if way != "hash"
-        }
-        minibatches[""] = case.reads.of_ranks(ranks, None)
+        local = {way: case.reads_of(ranks, owners) for way, owners in parts.items() if way != "hash"}
+        everyone = case.reads_of(ranks, None)
         for capacity, host_cost in itertools.product(case.capacities(ranks), args.host_costs):
-            setting = Setting(heat, ranks, capacity, parts, host_cost)
-            rows += compare(setting, minibatches, args.seed)
+            ways = []
+            for way, placed in placements(heat, ranks, capacity, parts, (1, host_cost), args.seed):
+                ways.append((way, placed, everyone))
+                if way in local:
+                    ways.append((f"{way}, local seeds", placed, local[way]))
+            columns = {"P": ranks, "held by a rank": capacity / len(heat), "host cost": host_cost}
+            rows += compare(ways, {"own": 0, "peer": 1, "host": host_cost}, columns)
     figures.table(f"{name}: where rows come from", rows)
 
 
 def measure_preprocessing(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:
     """Seconds of what must be computed before training: heat and placement, or parts."""
     rows: list[Row] = []
-    heat, heat_s = timed(case.reads.heat)
+    heat, heat_s = timed(case.heat)
     for ranks in args.ranks:
         ways: dict[str, Callable[[], object]] = {
             "placement": partial(place, heat, [case.held] * ranks, 1, 10),
