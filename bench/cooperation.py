@@ -101,28 +101,18 @@ def ask(
     return asked
 
 
-@dataclass(frozen=True)
-class Replicated:
-    """Words of 1.5D sampling of P minibatches with whole adjacency rows; P ranks are P / c parts, c times.
-
-    total: the adjacency rows of all frontiers, "kbd". stages: the largest message sum of a sender in a stage,
-    over the stages, which follow each other. received: by a rank, mean. reduced: received by a rank in the
-    reduction of partial results within a row of the grid, mean.
-    """
-
-    total: float
-    stages: float
-    received: float
-    reduced: float
-
-
 def replicate(
     minibatches: Sequence[Sampled], owners: Owners, in_degrees: Counts, ranks: int, copies: int
-) -> Replicated:
-    """Algorithm 2 of Tripathy, Yelick and Buluc (2024).
+) -> Row:
+    """Words of 1.5D sampling of P minibatches with whole adjacency rows, compared with the law
+    kbd (1 / c + c / P), where kbd is the adjacency rows of all frontiers. Algorithm 2 of Tripathy, Yelick and
+    Buluc (2024).
 
     owners: of ranks / copies parts. copies^2 divides ranks. Row i of the grid samples `copies` minibatches.
     Its rank in column j gets the adjacency rows of parts j * ranks / copies^2 and on, a part in each stage.
+
+    stages: the largest message sum of a sender in a stage, over the stages, which follow each other. reduced:
+    received by a rank in the reduction of partial results within a row of the grid, mean. received: in all.
     """
     parts = ranks // copies
     stages = parts // copies
@@ -142,12 +132,24 @@ def replicate(
             nodes = np.flatnonzero(marks)
             words[row] += np.bincount(owners[nodes], in_degrees[nodes], parts)
     sent = words - np.diag(np.diag(words))
-    by_stage = sent.sum(axis=0).reshape(copies, stages).max(axis=0)
+    in_stages = float(sent.sum(axis=0).reshape(copies, stages).max(axis=0).sum())
     partial = made.reshape(parts, copies, stages).sum(axis=2)  # of rank (row, column)
-    reduced = partial.sum(axis=1, keepdims=True) - partial
-    return Replicated(
-        float(made.sum()), float(by_stage.sum()), float(sent.sum() / ranks), float(reduced.mean())
-    )
+    reduced = float((partial.sum(axis=1, keepdims=True) - partial).mean())
+    kbd = float(made.sum())
+    law = kbd * (1 / copies + copies / ranks)
+    return {
+        "P": ranks,
+        "c": copies,
+        "harmonic mean of P/c and c": 2 / (copies / ranks + 1 / copies),
+        "law": law,
+        "kbd / c": kbd / copies,
+        "stages": in_stages,
+        "c kbd / P": kbd * copies / ranks,
+        "reduced": reduced,
+        "counted": in_stages + reduced,
+        "counted / law": (in_stages + reduced) / law,
+        "received": float(sent.sum() / ranks) + reduced,
+    }
 
 
 class Case:
@@ -239,31 +241,6 @@ def count_replicas(case: Case, alone: Sequence[Sampled]) -> list[Row]:
     return rows
 
 
-def count_adjacency(case: Case, alone: Sequence[Sampled]) -> list[Row]:
-    """Published 1.5D sampling in bulk, compared with its law: kbd (1 / c + c / P)."""
-    rows, ranks = [], len(alone)
-    for copies in (c for c in grid_sizes(ranks) if c**2 <= ranks):
-        words = replicate(alone, case.owners("hash", ranks // copies), case.in_degrees, ranks, copies)
-        law = words.total * (1 / copies + copies / ranks)
-        counted = words.stages + words.reduced
-        rows.append(
-            {
-                "P": ranks,
-                "c": copies,
-                "harmonic mean of P/c and c": 2 / (copies / ranks + 1 / copies),
-                "law": law,
-                "kbd / c": words.total / copies,
-                "stages": words.stages,
-                "c kbd / P": words.total * copies / ranks,
-                "reduced": words.reduced,
-                "counted": counted,
-                "counted / law": counted / law,
-                "received": words.received + words.reduced,
-            }
-        )
-    return rows
-
-
 def cooperation(args: argparse.Namespace, figures: Figures) -> None:
     panels: dict[str, list[Curve]] = {}
     for name in args.graphs:
@@ -285,7 +262,12 @@ def cooperation(args: argparse.Namespace, figures: Figures) -> None:
             square = [ranks for ranks in args.ranks if ranks >= 4 and ranks**0.5 % 1 == 0]
             replicas = [row for ranks in square for row in count_replicas(case, alone[:ranks])]
             figures.table(f"{title}: 1.5D, per rank and minibatch", replicas)
-            words = [row for ranks in square for row in count_adjacency(case, alone[:ranks])]
+            words = [
+                replicate(alone[:ranks], case.owners("hash", ranks // c), case.in_degrees, ranks, c)
+                for ranks in square
+                for c in grid_sizes(ranks)
+                if c**2 <= ranks
+            ]
             figures.table(f"{title}: 1.5D with adjacency rows, words of a bulk", words)
     if args.plot:
         titles = ("ranks", "rows per rank (thousands)")
