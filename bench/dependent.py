@@ -125,17 +125,17 @@ def misses(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def learning(args: argparse.Namespace, figures: Figures) -> None:
-    task, learned = Task(hard(args.nodes, 30.0)), Learned(args, figures)
+    trainings = []
     for kind, make in (("LABOR-0", Labor), ("Neighbor", Neighbor)):
         for kappa in args.kappas:
-            name = f"κ = {'∞' if math.isinf(kappa) else f'{kappa:g}'}"
+            label = f"κ = {'∞' if math.isinf(kappa) else f'{kappa:g}'}"
             sampler = make(args.fanouts, batch_dependency=kappa, threads=1)
-            learned.add(task, kind, name, f"{kind}, kappa {kappa:g}", sampler)
-    learned.show("Learning with dependent minibatches")
+            trainings.append((kind, label, f"{kind}, kappa {kappa:g}", sampler))
+    learn(args, figures, Task(hard(args.nodes, 30.0)), trainings, "Learning with dependent minibatches")
 
 
 def locality(args: argparse.Namespace, figures: Figures) -> None:
-    task, learned = Task(hard(args.nodes, 30.0)), Learned(args, figures)
+    task, trainings = Task(hard(args.nodes, 30.0)), []
     degrees = torch.from_numpy(np.bincount(task.graph.indices, minlength=task.graph.num_src))
     held = torch.zeros(len(degrees), dtype=torch.bool)
     held[degrees.argsort(descending=True)[: len(degrees) // 5]] = True
@@ -146,30 +146,30 @@ def locality(args: argparse.Namespace, figures: Figures) -> None:
         outside = float(np.mean([int((~held[m.input_nodes]).sum()) for m in minibatches]))
         first = first or outside
         figures.add(f"locality {factor}: input nodes outside over factor 1", outside / first, "x")
-        learned.add(task, "Neighbor", f"factor {factor}", f"locality {factor}", sampler)
-    learned.show("Learning with a locality bias")
+        trainings.append(("Neighbor", f"factor {factor}", f"locality {factor}", sampler))
+    learn(args, figures, task, trainings, "Learning with a locality bias")
 
 
-class Learned:
-    """Curves of loss and accuracy, of several trainings."""
-
-    def __init__(self, args: argparse.Namespace, figures: Figures) -> None:
-        self._args, self._figures = args, figures
-        self._panels: dict[str, list[Curve]] = {}
-        self._rows: list[Row] = []
-
-    def add(self, task: Task, kind: str, label: str, name: str, sampler: Sampler) -> None:
-        points = [point for point, _, _ in task.curve(sampler, self._args)]
-        self._rows += [{"training": name} | point for point in points]
+def learn(
+    args: argparse.Namespace,
+    figures: Figures,
+    task: Task,
+    trainings: list[tuple[str, str, str, Sampler]],
+    title: str,
+) -> None:
+    """Curves of loss and accuracy. trainings: panel, label of the curve, name, and sampler of each."""
+    panels: dict[str, list[Curve]] = {}
+    rows: list[Row] = []
+    for kind, label, name, sampler in trainings:
+        points = [point for point, _, _ in task.curve(sampler, args)]
+        rows += [{"training": name} | point for point in points]
         steps, loss, accuracy = ([p[key] for p in points] for key in ("minibatches", "loss", "accuracy"))
         for what, values in (("loss", loss), ("accuracy on validation nodes (%)", accuracy)):
-            self._panels.setdefault(f"{kind}: {what}", []).append((label, steps, values))
-        self._figures.add(f"{name}: accuracy", accuracy[-1], "%")
-
-    def show(self, title: str) -> None:
-        self._figures.table("curves", self._rows)
-        if self._args.plot:
-            plot_curves(self._args.plot, title, self._panels, ("minibatches", ""))
+            panels.setdefault(f"{kind}: {what}", []).append((label, steps, values))
+        figures.add(f"{name}: accuracy", accuracy[-1], "%")
+    figures.table("curves", rows)
+    if args.plot:
+        plot_curves(args.plot, title, panels, ("minibatches", ""))
 
 
 if __name__ == "__main__":
