@@ -84,11 +84,10 @@ def learn(task: Task, name: str, sampler: Sampler, args: argparse.Namespace) -> 
 
 def compare_bulk(graph: str, task: Task, args: argparse.Namespace, figures: Figures) -> None:
     """Accuracy of each sampler, with one minibatch in a call, and with several."""
-    options = {"batch_size": args.batch_size, "layers": len(args.fanouts), "seed": args.seed}
     for name, make in samplers(task, args):
         steps = []
         for bulk in (1, args.bulk):
-            run = list(task.train(make(), steps=args.steps, bulk=bulk, **options))
+            run = list(task.train(make(), args, bulk))
             steps.append([step for step, _ in run])
             said = f", {bulk} in bulk" if bulk > 1 else ""
             figures.add(f"{graph}, {name}: accuracy{said}", task.accuracy(run[-1][1], "test"), "%")

@@ -22,6 +22,8 @@ from gids.convert.synthetic import GraphSpec, write_graph
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.scale.curves import layers_of
 
+HIDDEN = 64
+
 
 def hard(nodes: int, degree: float) -> GraphSpec:
     """A graph with 40 classes. Neighborhoods show a class less clearly than those of `gids generate`."""
@@ -87,22 +89,13 @@ class Task:
             epoch += 1
 
     def train(
-        self,
-        sampler: Sampler,
-        *,
-        batch_size: int,
-        steps: int,
-        layers: int,
-        seed: int,
-        hidden: int = 64,
-        bulk: int = 1,
+        self, sampler: Sampler, args: argparse.Namespace, bulk: int = 1
     ) -> Iterator[tuple[Step, GraphSage]]:
-        """Train a new model. Yields each step, and the model after it."""
-        dims = [self.rows.shape[1], *[hidden] * (layers - 1), int(self.labels.max()) + 1]
-        training = Training(dims, seed=seed, rate=0.01)
-        for minibatch in islice(self.minibatches(sampler, batch_size, seed, bulk), steps):
-            assert isinstance(minibatch.input_nodes, torch.Tensor)
-            assert isinstance(minibatch.seeds, torch.Tensor)
+        """Train a new model for args.steps. Yields each step, and the model after it."""
+        dims = [self.rows.shape[1], *[HIDDEN] * (len(args.fanouts) - 1), int(self.labels.max()) + 1]
+        training = Training(dims, seed=args.seed, rate=0.01)
+        minibatches = self.minibatches(sampler, args.batch_size, args.seed, bulk)
+        for minibatch in islice(minibatches, args.steps):
             loss = training.step(
                 minibatch.blocks, self.rows[minibatch.input_nodes], self.labels[minibatch.seeds]
             )
@@ -114,10 +107,7 @@ class Task:
     ) -> Iterator[tuple[dict[str, float], list[Step], GraphSage]]:
         """Train. Yields, after args.every minibatches each, a point of the curve with the mean loss since the
         one before and the accuracy on validation nodes; these steps; and the model."""
-        run = self.train(
-            sampler, batch_size=args.batch_size, steps=args.steps, layers=len(args.fanouts), seed=args.seed
-        )
-        done = 0
+        run, done = self.train(sampler, args), 0
         while some := list(islice(run, args.every)):
             done += len(some)
             steps, model = [step for step, _ in some], some[-1][1]
