@@ -18,7 +18,6 @@ disks: stands in for several disks: one disk that may do so many reads per secon
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import tempfile
 import time
@@ -84,8 +83,8 @@ class Loading:
             for minibatch in islice(self.loader(source, tables=[], shuffle=shuffle), count):
                 yield minibatch.input_nodes
 
-    def run(self, *, count: int, warm: int = 0, filled: bool = False, **options: Any) -> Run:
-        """Read `count` minibatches. filled: read every row before. options: of gids.open()."""
+    def run(self, *, warm: int = 0, filled: bool = False, **options: Any) -> Run:
+        """Read the minibatches. filled: read every row before. options: of gids.open()."""
         for path in self.paths:
             drop_page_cache(path)
         with gids.open(self.store, reads="random", **options) as source, self.loader(source) as loader:
@@ -94,31 +93,33 @@ class Loading:
                 features, chunks = loader.feature_loader, torch.arange(table.row_count).split(10_000)
                 for _ in features.attach(chunks, lambda ids: {table.name: ids}):
                     pass
-            before = loader.stats()
-            spent, rows = [sum(before["seconds"][name] for name in AGGREGATION)], []
-            marks = [(before["hits"], before["pages"], before["pages_read"], time.perf_counter())]
-            for minibatch in islice(loader, count):
+
+            def mark() -> tuple[float, ...]:
                 stats = loader.stats()
-                spent.append(sum(stats["seconds"][name] for name in AGGREGATION))
+                spent_s = sum(stats["seconds"][name] for name in AGGREGATION)
+                return stats["hits"], stats["pages"], stats["pages_read"], time.perf_counter(), spent_s
+
+            marks, rows = [mark()], []
+            for minibatch in islice(loader, self._args.batches):
+                marks.append(mark())
                 rows.append(sum(len(values) for values in minibatch.features.values()))
-                marks.append((stats["hits"], stats["pages"], stats["pages_read"], time.perf_counter()))
             for name, values in minibatch.features.items():
                 expected = self.store.table(name).read_rows(minibatch.input_nodes)
                 assert torch.equal(values, expected), "rows differ"
-        hits, pages, reads, seconds = np.subtract(marks[-1], marks[warm])
-        each = [1e3 * (b - a) for a, b in itertools.pairwise(spent)]
-        return Run(each, rows, 100 * float(hits / max(1, pages)), float(reads / seconds))
+        hits, pages, reads, seconds, _ = np.subtract(marks[-1], marks[warm])
+        each = 1e3 * np.diff([mark[-1] for mark in marks])
+        return Run(each.tolist(), rows, 100 * float(hits / max(1, pages)), float(reads / seconds))
 
-    def mapped(self, count: int) -> Run:
+    def mapped(self) -> Run:
         """torch on the mapped shard, on the same minibatches."""
         (table,) = self.store.tables.values()
         [shard] = table.shard_paths
         drop_page_cache(shard)
-        return self.select(map_array(table, random_access=True), count)
+        return self.select(map_array(table, random_access=True))
 
-    def select(self, array: torch.Tensor, count: int) -> Run:
+    def select(self, array: torch.Tensor) -> Run:
         spent, rows = [], []
-        for nodes in self.input_nodes(count):
+        for nodes in self.input_nodes(self._args.batches):
             begun = time.perf_counter()
             array.index_select(0, nodes)
             spent.append(1e3 * (time.perf_counter() - begun))
@@ -128,9 +129,9 @@ class Loading:
 
 def cold(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
     sides = {
-        "gids, window 16": loading.run(count=args.batches, memory=args.memory, window=16),
-        "gids, window 0": loading.run(count=args.batches, memory=args.memory, window=0),
-        "torch on a mapped file": loading.mapped(args.batches),
+        "gids, window 16": loading.run(memory=args.memory, window=16),
+        "gids, window 0": loading.run(memory=args.memory, window=0),
+        "torch on a mapped file": loading.mapped(),
     }
     steps = list(range(1, args.batches + 1))
     columns = {name: run.aggregation_ms for name, run in sides.items()}
@@ -159,7 +160,7 @@ def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> Non
         for policy, window in POLICIES:
             tuning = gids.Tuning(policy=policy, planned=2, cache=int(size * pages * table.page_bytes))
             options: dict[str, Any] = {"memory": "4GB", "tuning": tuning, "window": window}
-            sides[f"{policy} {window}"] = partial(loading.run, count=args.batches, warm=warm, **options)
+            sides[f"{policy} {window}"] = partial(loading.run, warm=warm, **options)
         runs = alternate(sides, args.rounds)
         ms = {side: median(run.mean(warm) for run in of_side) for side, of_side in runs.items()}
         for policy, window in POLICIES:
@@ -178,9 +179,9 @@ def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> Non
 def memory(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
     (table,) = loading.store.tables.values()
     whole = 2 * table.page_count * table.page_bytes
-    disk = loading.run(count=args.batches, memory=args.memory)
-    cached = loading.run(count=args.batches, filled=True, memory=whole + (1 << 30))
-    tensor = loading.select(table.read_rows(torch.arange(table.row_count)), args.batches)
+    disk = loading.run(memory=args.memory)
+    cached = loading.run(filled=True, memory=whole + (1 << 30))
+    tensor = loading.select(table.read_rows(torch.arange(table.row_count)))
     sides = {"gids, from disk": disk, "gids, from its cache": cached, "torch.index_select, in memory": tensor}
     figures.table(
         "features on disk and in memory",
@@ -211,7 +212,7 @@ def disks(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
     try:
         for count in (1, 2, 4):
             with limited(loading.paths[0], count * args.reads_per_s):
-                run = loading.run(count=args.batches, memory=args.memory)
+                run = loading.run(memory=args.memory)
             row = {"disks": count, "reads/s allowed": count * args.reads_per_s}
             rows.append(row | {"reads/s": run.reads_per_s, "ms": run.mean()})
     except OSError as error:
