@@ -17,12 +17,13 @@ import json
 import shutil
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 from harness import PAGE_BYTES as BLOCK
-from harness import Figures, Script, page_file, read_pages
+from harness import Figures, Script, alternate, page_file, read_pages
 
 import gids.io
 from gids.write.files import aligned_zeros
@@ -75,16 +76,6 @@ def run_fio(path: Path, batches: list[np.ndarray], depth: int, settings: list[st
     return count / (read["runtime"] * 1e-3)
 
 
-def run_engine(
-    path: Path, batches: list[np.ndarray], out: np.ndarray, kind: str, depth: int, merge_bytes: int
-) -> tuple[float, dict[str, int | float]]:
-    """(reads per second, statistics) of our engine."""
-    gids.io.drop_page_cache(path)
-    options = {"depth": depth, "max_read_bytes": BLOCK, "max_merge_bytes": merge_bytes}
-    with gids.io.open_engine([path], kind, **options) as engine:
-        return read_pages(engine, batches, out)[0], engine.stats()
-
-
 def fastest_fio(path: Path, args: argparse.Namespace, rng: np.random.Generator, blocks: int) -> list[str]:
     """The fastest settings; none if fio is not installed."""
     if not shutil.which("fio"):
@@ -107,28 +98,25 @@ def compare(path: Path, block_count: int, args: argparse.Namespace, figures: Fig
     )
     out = aligned_zeros(args.reads, BLOCK)
     settings = fastest_fio(path, args, rng, block_count)
-    batches: list[np.ndarray] = []
     notes: dict[str, str] = {}
 
-    def by_engine(kind: str, merge_bytes: int = 0) -> float:
-        speed, stats = run_engine(path, batches, out, kind, args.depth, merge_bytes)
-        if kind == "uring" and not merge_bytes:
-            waits = f"mean latency {stats['latency_s'] * 1e6:.0f} us, {stats['depth_max']} in flight"
-            notes["uring"] = waits
+    def by_engine(side: str, kind: str, merge_bytes: int, batches: list[np.ndarray]) -> float:
+        gids.io.drop_page_cache(path)
+        options = {"depth": args.depth, "max_read_bytes": BLOCK, "max_merge_bytes": merge_bytes}
+        with gids.io.open_engine([path], kind, **options) as engine:
+            speed, stats = read_pages(engine, batches, out)[0], engine.stats()
+        latency_us = 1e6 * stats["latency_s"]
+        notes[side] = f"mean latency {latency_us:.0f} us, {stats['depth_max']} in flight"
         return speed
 
-    sides = {
-        "uring": lambda: by_engine("uring"),
-        "uring, merged": lambda: by_engine("uring", 131072),
-        "threads": lambda: by_engine("threads"),
-    }
+    kinds = {"uring": ("uring", 0), "uring, merged": ("uring", 131072), "threads": ("threads", 0)}
+    reads = {side: partial(by_engine, side, *kind) for side, kind in kinds.items()}
     if settings:
-        sides["fio"] = lambda: run_fio(path, batches, args.depth, settings)
-    speeds: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(args.rounds):
-        batches = draw(rng, block_count, args.reads)
-        for side in list(sides)[:: 1 if turn % 2 else -1]:
-            speeds[side].append(sides[side]())
+        reads["fio"] = lambda batches: run_fio(path, batches, args.depth, settings)
+    draws = [draw(rng, block_count, args.reads) for _ in range(args.rounds)]  # all sides read the same
+    left = {side: iter(draws) for side in reads}
+    sides = {side: (lambda side=side: reads[side](next(left[side]))) for side in reads}
+    speeds = alternate(sides, args.rounds)
     for side, rates in speeds.items():
         figures.add(f"random reads, {side}", median(rates), "reads/s", note=notes.get(side, ""))
         if settings and side != "fio":
