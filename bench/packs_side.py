@@ -7,22 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import gids
-from gids.measure.counters import cpu_seconds, device_bytes_read, resident_bytes
+from gids.measure.counters import cpu_seconds, device_bytes_read
 from gids.measure.features import map_array
 from gids.measure.isolation import cached_share, serve
 from gids.measure.kept_rows import KeptRows
 from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
 from gids.store import FeatureStore, Table
-
-Loaded = Iterator[tuple[torch.Tensor, torch.Tensor]]
-"""(ids of the rows, the rows) of each minibatch."""
 
 TRIAL_BATCHES = 4
 MARGIN, MARGIN_BYTES = 0.25, 48 << 20  # later minibatches are larger, and memory gets fragmented
@@ -67,12 +62,9 @@ def sampling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def dgl_graph(store: FeatureStore) -> Any:
-    import gids.dgl  # noqa: F401  # isort: skip  # before dgl: makes it importable beside a current torch
-    import dgl
+    from gids.measure.epoch import load_graph  # imports DGL, which takes memory
 
-    topology = store.graph()
-    arrays = (torch.from_numpy(np.array(a, np.int64)) for a in (topology.indptr, topology.indices))
-    return dgl.graph(("csc", (*arrays, [])), num_nodes=store.num_nodes(store.node_types[0])).formats("csc")
+    return load_graph(store)
 
 
 def dgl_loader(config: dict[str, Any], graph: Any, ids: torch.Tensor, features: list[str]) -> Any:
@@ -92,8 +84,8 @@ def trial(config: dict[str, Any], store: FeatureStore, ids: torch.Tensor) -> int
     return max(len(minibatch.input_nodes) for minibatch in islice(loader, TRIAL_BATCHES))
 
 
-def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> int:
-    """Limit this process to memory_bytes for features, beside what sampling needs. Returns the limit.
+def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> None:
+    """Limit this process to memory_bytes for features, beside what sampling needs.
 
     Sides of gids have their outputs within memory_bytes; the others get two minibatches of rows more.
     """
@@ -105,9 +97,7 @@ def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.
         headroom += 2 * rows * table.row_bytes
     topology = store.graph()
     headroom += topology.indptr.nbytes + topology.indices.nbytes  # in the page cache, or a copy for DGL
-    total = own_memory_bytes() + headroom + config["memory_bytes"]
-    limit_own_memory(total)
-    return total
+    limit_own_memory(own_memory_bytes() + headroom + config["memory_bytes"])
 
 
 def work(config: dict[str, Any]) -> dict[str, Any]:
@@ -123,11 +113,11 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
     ids = ids[: config["batches"] * config["batch_size"]]
     kept = KeptRows(config["batches"], table)
     cached_before = max(map(cached_share, table.shard_paths))
-    limit_bytes = limit(config, store, table, ids) if config["limited"] else None
-    if limit_bytes is None:
+    if config["limited"]:
+        limit(config, store, table, ids)
+    else:
         trial(config, store, ids)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    base_rss, read_before, cpu_before = resident_bytes("VmRSS"), device_bytes_read(), cpu_seconds()
+    read_before, cpu_before = device_bytes_read(), cpu_seconds()
     begun, rows, ends = time.perf_counter(), 0, [0.0]  # ends: seconds until each minibatch
     with SIDES[config["side"]](config, store, table, ids) as (minibatches, stats):
         for nodes, features in minibatches:
@@ -135,7 +125,7 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
             rows += len(nodes)
             kept.add(nodes, features)
         seconds = time.perf_counter() - begun
-        found = stats()
+        packs = stats().get("packs", {})
     read_after, batches = device_bytes_read(), len(ends) - 1
     result = {
         "seconds": seconds,
@@ -145,16 +135,11 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
         "batches": batches,
         "rows": rows,
         "read_bytes": None if read_after is None or read_before is None else read_after - read_before,
-        "written_bytes": found["packs"]["bytes_written"] if found else 0,
-        "hit_ratio": found["hit_ratio"] if found and found["pages"] else None,
-        "choices": found["packs"]["choices"] if found else [],
-        "memory": found["memory"] if found else {},
-        "base_rss_bytes": base_rss,
-        "peak_rss_bytes": resident_bytes("VmHWM"),
-        "limit_bytes": limit_bytes,
+        "written_bytes": packs.get("bytes_written", 0),
+        "choices": packs.get("choices", []),
         "cached_before": cached_before,
     }
-    if limit_bytes is not None:
+    if config["limited"]:
         limit_own_memory(None)  # the rest is not measured
     result["compared_rows"], result["wrong_rows"] = kept.compare(table.read_rows)
     return result

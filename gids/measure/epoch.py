@@ -60,7 +60,7 @@ class Side:
         self.store = FeatureStore(config.dataset, allow_dirs=config.allow_dirs)
         self.target = config.target or self.store.node_types[0]
         self.labels = self.store.labels[self.target].long()
-        self.graph = _load_graph(self.store)
+        self.graph = load_graph(self.store)
         self.graph.nodes[self.target].data["label"] = self.labels
         self.tables = {str(table.type): table for table in map(self.store.table, config.tables)}
         self.train_ids = self.store.splits[self.target]["train"][: config.batches * config.batch_size]
@@ -225,7 +225,7 @@ class Side:
                 break
 
 
-def _load_graph(store: FeatureStore) -> Any:
+def load_graph(store: FeatureStore) -> Any:
     """The DGL graph, in memory."""
     edges: dict[Relation, tuple[str, Any]] = {}
     for relation in store.relations:
