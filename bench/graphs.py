@@ -28,14 +28,13 @@ GRAPHS = ("R-MAT", "clustered")
 OWNERS = ("hash", "range", "community")
 
 
-def rmat(
-    log2_nodes: int, degree: int, generator: torch.Generator, a: float = 0.57
-) -> tuple[Ids, npt.NDArray[np.int32]]:
-    """CSC (indptr, indices) of an R-MAT graph with shuffled node ids; the other quadrants share 1 - a.
+def rmat(log2_nodes: int, degree: int, generator: torch.Generator) -> tuple[Ids, npt.NDArray[np.int32]]:
+    """CSC (indptr, indices) of an R-MAT graph, a = 0.57, with shuffled node ids.
 
     Computed on the device of the generator.
     """
-    nodes, edges, rest = 1 << log2_nodes, degree << log2_nodes, (1 - a) / 3
+    a, nodes, edges = 0.57, 1 << log2_nodes, degree << log2_nodes
+    rest = (1 - a) / 3
     drawn: Any = {"generator": generator, "device": generator.device}
     src, dst = (torch.zeros(edges, dtype=torch.int32, device=generator.device) for _ in range(2))
     for _ in range(log2_nodes):
