@@ -133,12 +133,15 @@ print("threads", kvikio.defaults.get("num_threads"))
 
 
 class FakeKvikio(ModuleType):
-    """kvikio, which reads files into arrays. fails_at: number of the read that fails, 0 for opening."""
+    """kvikio, which reads files into arrays. fails_at: number of the read that fails, 0 for opening. error:
+    of that read. at_once: it fails in pread() itself. running: reads that were not waited for."""
 
     def __init__(self) -> None:
         super().__init__("kvikio")
         self.CompatMode = SimpleNamespace(OFF="OFF", ON="ON")
         self.fails_at, self.reads, self.calls = -1, 0, list[tuple[str, int]]()
+        self.error: Exception = RuntimeError("posix.cc:12\nInput/output error")
+        self.at_once, self.running = False, 0
         self.options = {"gds_threshold": 16384, "num_threads": 1, "compat_mode": "ON"}
         self.defaults: Any = ModuleType("kvikio.defaults")
         self.defaults.get, self.defaults.set = self.options.get, self._set
@@ -165,10 +168,14 @@ class FakeKvikio(ModuleType):
         assert self.options["compat_mode"] == "ON", "the mode is process-wide, and this reader's only"
         self.reads += 1
         number = self.reads
+        if number == self.fails_at and self.at_once:
+            raise self.error
+        self.running += 1
 
         def get() -> int:
+            self.running -= 1
             if number == self.fails_at:
-                raise RuntimeError("posix.cc:12\nInput/output error")
+                raise self.error
             return os.preadv(fd, [array[:nbytes]], offset)
 
         return SimpleNamespace(get=get)
@@ -222,6 +229,23 @@ def test_long_extents_are_read_by_kvikio_and_after_its_error_none(
     assert kvikio.calls == [("register", at), ("deregister", at), ("close", 0), ("close", 0)]
     with pytest.raises(RuntimeError, match="closed"):
         reader.read(files, offsets, lengths, out, out_offsets)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError("a.cc:1\nno context"), MemoryError()], ids=repr)
+def test_pinned_memory_takes_over_after_whatever_kvikio_raises(
+    kvikio: FakeKvikio, engine: Engine, shards: list[Path], at_once: bool, error: Exception
+) -> None:
+    """Once no read of kvikio's runs any more, which would go on writing to the memory."""
+    kvikio.fails_at, kvikio.at_once, kvikio.error = 3, at_once, error
+    out, offsets = torch.zeros(5 * 16384, dtype=torch.uint8), np.arange(5) * 16384
+    with open_extent_reader(EmulatedDevice(), engine, shards[:1]) as reader:
+        apart = np.array([1, 3, 0, 4, 2]) * 16384  # so that no two are joined
+        reader.read(np.zeros(5, np.uint32), offsets, np.full(5, 16384), out, apart)
+    assert kvikio.reads == (3 if at_once else 5)
+    assert kvikio.running == 0
+    expected = np.frombuffer(shards[0].read_bytes()[: 5 * 16384], np.uint8).reshape(5, -1)
+    assert np.array_equal(out.numpy().reshape(5, -1)[[1, 3, 0, 4, 2]], expected)
 
 
 def test_files_that_kvikio_cannot_open_are_read_through_pinned_memory(

@@ -86,7 +86,12 @@ class KvikioReader(ExtentReader):
             if len(waiting) == _IN_FLIGHT and (failed := self._collect(*waiting.popleft())):
                 break
             target = _buffer(out[out_offset : out_offset + length])
-            waiting.append((self._files[file].pread(target, length, offset), file, offset, length))
+            try:
+                future = self._files[file].pread(target, length, offset)
+            except Exception as error:  # what kvikio checks before it reads
+                failed = self._failure(errno.EIO, file, offset, length, _last_line(error))
+                break
+            waiting.append((future, file, offset, length))
         while waiting:  # also after a failure, as the others still write to out
             late = self._collect(*waiting.popleft())
             failed = failed or late
@@ -98,7 +103,7 @@ class KvikioReader(ExtentReader):
         try:
             done = future.get()
             return None if done == length else self._failure(errno.EIO, file, offset, length, f"read {done}")
-        except (RuntimeError, OSError) as error:
+        except Exception as error:
             return self._failure(errno.EIO, file, offset, length, _last_line(error))
 
     def _register(self, out: torch.Tensor) -> None:
@@ -168,8 +173,8 @@ def _buffer(tensor: torch.Tensor) -> Any:
 
 
 def _last_line(error: Exception) -> str:
-    """Of kvikio's text, which begins with a place in its sources."""
-    return str(error).strip().splitlines()[-1]
+    """Of kvikio's text, which begins with a place in its sources; the error's name if it has no text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def open_kvikio_reader(
