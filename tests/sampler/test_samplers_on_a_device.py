@@ -79,6 +79,23 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, kind: str) -> None:
         p.close()
 
 
+def test_a_sampler_gets_other_weights_and_masks(device: Device) -> None:
+    """New arrays get the ids of those that they replace."""
+    sampler, ids, turns = Neighbor([3, 3], weights=np.ones(GRAPH.num_edges, np.float32)), set(), 8
+    with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
+        for turn in range(turns):
+            sampler.weights = sampler.locality = None
+            weights = np.ones(GRAPH.num_edges, np.float32)
+            weights[turn % 2 :: 2] = turn % 4 // 2  # 0 or 1
+            mask = np.arange(NODES) % turns == turn
+            sampler.weights, sampler.locality = weights, LocalityBias(mask, 50)
+            ids |= {id(weights)}
+            del weights
+            on_device, on_host = (sampler.sample(g, torch.arange(30), step=turn) for g in (pinned, GRAPH))
+            assert_same(on_device, on_host)
+    assert len(ids) < turns
+
+
 def test_a_hub_with_few_drawable_edges(device: Device) -> None:
     """As many drawable edges as wanted, one less, one more, none; far from each other."""
     graph = make_graph([3000] * 6, num_src=3000, relation=("a", "to", "b"))

@@ -5,6 +5,7 @@ The PinnedGraph keeps weights beside the topology. Masks are on the device.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,11 +41,14 @@ class Rates:
 
 
 class DeviceRates:
-    """The rates of one sampler. Its weights and masks do not change, so they are copied once."""
+    """The rates of one sampler. The values of its weights and masks do not change, so they are copied once.
+
+    What is known of an array is forgotten with it: the next array may get the same id.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._some_zero: dict[int, bool] = {}  # by id: the sampler keeps these arrays
+        self._some_zero: dict[int, bool] = {}  # by id
         self._masks: dict[int, torch.Tensor] = {}
 
     @property
@@ -77,6 +81,7 @@ class DeviceRates:
     def _has_zero(self, weights: np.ndarray) -> bool:
         if id(weights) not in self._some_zero:
             self._some_zero[id(weights)] = not weights.all()
+            weakref.finalize(weights, _forget, weakref.ref(self), id(weights))
         return self._some_zero[id(weights)]
 
     def _on_device(self, mask: np.ndarray) -> torch.Tensor:
@@ -85,4 +90,11 @@ class DeviceRates:
             copy.copy_(torch.from_numpy(mask))
             self._device.current_stream().synchronize()  # before another stream reads it
             self._masks[id(mask)] = copy
+            weakref.finalize(mask, _forget, weakref.ref(self), id(mask))
         return self._masks[id(mask)]
+
+
+def _forget(rates: weakref.ref[DeviceRates], key: int) -> None:
+    if (known := rates()) is not None:
+        known._some_zero.pop(key, None)
+        known._masks.pop(key, None)
