@@ -62,11 +62,11 @@ QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
           "rounds_max must be 1 to " + std::to_string(queue::doorbells) + " (got " +
               std::to_string(options.rounds_max) + ")");
   const u64 slots = options.staging_bytes / options.pairs / options.slot_bytes;
-  require(slots >= options.rounds_max,
-          "staging_bytes is " + std::to_string(options.staging_bytes) + "; " + std::to_string(options.pairs) +
-              " pairs of at least " + std::to_string(options.rounds_max) + " pages of " +
-              std::to_string(options.slot_bytes) + " B need " +
-              std::to_string(u64{options.pairs} * options.rounds_max * options.slot_bytes));
+  const u64 least = std::bit_ceil(u64{options.rounds_max});  // a page for each round, in a power of two
+  require(slots >= least, "staging_bytes is " + std::to_string(options.staging_bytes) + "; " +
+                              std::to_string(options.pairs) + " pairs of at least " + std::to_string(least) +
+                              " pages of " + std::to_string(options.slot_bytes) + " B need " +
+                              std::to_string(u64{options.pairs} * least * options.slot_bytes));
   depth_ = std::bit_floor(slots);
   require(depth_ <= depth_max, "a pair can have at most 2^24 slots: use more pairs or less staging");
 

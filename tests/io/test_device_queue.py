@@ -558,6 +558,7 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
     ("text", "options"),
     [
         ("2 pairs of at least 2 pages of 4096 B need 16384", {"staging_bytes": 9000, "pairs": 2}),
+        ("1 pairs of at least 8 pages of 4096 B need 32768", {"staging_bytes": 28_672, "rounds_max": 5}),
         ("the engine has 4", {"tables": [QueueTable(8, 3, 2, 4096)]}),
         ("reads of 1048576 B at most", {"tables": [QueueTable(8, 0, 1, 1 << 21)], "slots": 8192}),
         ("8 pages and 3 checksums", {"tables": [QueueTable(8, 0, 1, 512, np.zeros(3, np.uint32))]}),
