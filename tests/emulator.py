@@ -264,11 +264,12 @@ class EmulatedStream(HeldStream):
     def flush(self, *, counts: bool = True) -> None:
         """Enqueue what is held, in order, from whatever threads."""
         with self._flushing:
-            if self.held:
-                self.entries += counts
-                self.flushes += 1
+            if not self.held:
+                return
+            self.entries += counts
             while self.held:
                 self.enqueue(*self.held.popleft())
+            self.flushes += 1
 
     def enqueue(self, work: Callable[[], object], may_run: Callable[[], bool]) -> None:
         work()
@@ -282,8 +283,9 @@ class EmulatedStream(HeldStream):
 
     def record_event(self, *, counts: bool = True) -> EmulatedEvent:
         event = EmulatedEvent()
-        event.held_by(self)
-        self.put(partial(setattr, event, "passed", True), counts=counts)
+        with self._flushing:
+            event.held_by(self)
+            self.put(partial(setattr, event, "passed", True), counts=counts)
         return event
 
     def synchronize(self) -> None:

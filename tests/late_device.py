@@ -109,9 +109,10 @@ class LateStream(EmulatedStream):
 
     def record_event(self, *, counts: bool = True) -> LateEvent:
         event = LateEvent(self._device)
-        event.held_by(self)
-        self.put(partial(setattr, event, "passed", True), counts=counts)
-        event.after = dict(self.after)
+        with self._flushing:
+            event.held_by(self)
+            self.put(partial(setattr, event, "passed", True), counts=counts)
+            event.after = dict(self.after)
         return event
 
     def synchronize(self) -> None:

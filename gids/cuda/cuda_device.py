@@ -97,20 +97,19 @@ class CudaStream(HeldStream):
         self._flushing = threading.RLock()
 
     def put(self, words: Sequence[int], kept: Sequence[object]) -> None:
-        """Add a command. kept: alive until it is enqueued."""
-        self._kept.extend(kept)
+        """Add a command. kept: alive until it is enqueued, also by another thread meanwhile."""
         self._words.extend(words)
+        self._kept.extend(kept)
         if not self.batches:
             self.flush()
 
     def flush(self) -> None:
-        if self._words:
-            with self._flushing:
+        with self._flushing:  # if nothing is held, another thread may be enqueueing it
+            if self._words:
                 kept, self._kept = self._kept, []
                 words, self._words = self._words, array("Q")
+                self._device.enqueue(self.cuda_stream, words)
                 self.flushes += 1
-                if words:
-                    self._device.enqueue(self.cuda_stream, words)
                 kept.clear()
 
     def wait_stream(self, stream: Stream) -> None:
@@ -124,8 +123,9 @@ class CudaStream(HeldStream):
             self.put((_WAIT_EVENT, of_torch.cuda_event), [event])
 
     def record_event(self) -> CudaEvent:
-        event = CudaEvent(self._device, self)
-        self.put((_RECORD, event.cuda_event), [event])
+        with self._flushing:  # no other thread flushes before it is added
+            event = CudaEvent(self._device, self)
+            self.put((_RECORD, event.cuda_event), [event])
         return event
 
     def synchronize(self) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -308,6 +309,50 @@ def test_held_work_is_enqueued_before_somebody_waits_for_it(made: CudaDevice, re
         said = [line.split()[0] for line in record() if not line.startswith("stream")]
         assert said[:2] == ["launch", "record"]
         assert len(said) == 3
+
+
+def test_a_wait_for_what_another_thread_is_enqueueing_comes_after_it(
+    made: CudaDevice, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, enqueue, begun = made.new_stream(), made.enqueue, threading.Event()
+    with made.batch(stream, hold=True):
+        event = stream.record_event()
+
+    def slow(*args: Any) -> None:
+        begun.set()
+        time.sleep(0.05)
+        enqueue(*args)
+
+    monkeypatch.setattr(made, "enqueue", slow)
+    record()
+    other = threading.Thread(target=stream.flush)
+    other.start()
+    assert begun.wait(10)
+    event.synchronize()
+    other.join()
+    assert [line.split()[0] for line in record()] == ["record", "await"]
+
+
+def test_an_event_is_enqueued_if_another_thread_enqueues_while_it_is_made(
+    made: CudaDevice, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, take_event = made.new_stream(), made.take_event
+
+    def enqueue_meanwhile() -> int:
+        other = threading.Thread(target=stream.flush)
+        other.start()
+        other.join(0.05)
+        return take_event()
+
+    with made.batch(stream, hold=True):
+        first = stream.record_event()
+        monkeypatch.setattr(made, "take_event", enqueue_meanwhile)
+        second = stream.record_event()
+    second.synchronize()
+    said = [line.split()[0] for line in record()]
+    assert said.count("record") == 2
+    assert said[-1] == "await"
+    first.synchronize()
 
 
 def test_an_event_is_used_again_once_nobody_has_it(made: CudaDevice, record: Record) -> None:
