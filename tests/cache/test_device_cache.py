@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,31 @@ def test_two_threads_may_cancel_at_once(tmp_path: Path, make: Make) -> None:
     finally:
         sys.setswitchinterval(before)
     cache.audit()
+
+
+def test_a_page_that_gets_a_host_line_while_another_thread_reads_through(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in host lines and the others are gathered by two kernels."""
+    table, ids = write_raw_table(tmp_path, make_rows(60, 128), page_bytes=512), torch.arange(60)
+    cache = make(table, 0, 60)
+    cache.enter(0, {table.name: ids})
+    cache.plan(0)
+    gather, reading = cache._kernels._gather, threading.get_ident()
+    gathers = threading.Thread(target=cache.gather, args=(0,))
+
+    def then_the_step(kernel: str, *args: Any, **options: Any) -> None:
+        gather(kernel, *args, **options)
+        if threading.get_ident() == reading and kernel == "gids_gather_host_lines":
+            gathers.start()
+            gathers.join(0.1)
+
+    monkeypatch.setattr(cache._kernels, "_gather", then_the_step)
+    rows, error = cache.read_through({table.name: ids})
+    gathers.join()
+    assert error is None
+    assert same_bits(rows[table.name], table.rows)
+    cache.retire(0)
 
 
 def test_rounds_are_copied_again_after_a_cancelled_stream(tmp_path: Path, make: Make, device: Device) -> None:

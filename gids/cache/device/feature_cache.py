@@ -185,6 +185,7 @@ class DeviceFeatureCache:
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
         self._reading = threading.Lock()  # held while reading through
+        self._enqueueing = threading.RLock()  # held between kernels that no other thread's may come between
         self._cancelling, self._cancels = threading.RLock(), False
 
     # --- steps ---
@@ -209,7 +210,7 @@ class DeviceFeatureCache:
                     f"at most {_core.USE_BITS} steps may be live: retire one before entering {step}"
                 )
             here = self._on_device(ids)
-            with self._device.batch(self.stream, hold=True):  # plan() enqueues it
+            with self._batch(hold=True):  # plan() enqueues it
                 s = _Step(step, here, self._positions(here))
                 self._steps[step] = s
                 self._entered = self.next_step = step + 1
@@ -227,7 +228,7 @@ class DeviceFeatureCache:
             s = self._live(step)
             if step != self._planned:
                 raise RuntimeError(f"steps must be planned in order: expected {self._planned}, got {step}")
-            with self._device.batch(self.stream):
+            with self._batch():
                 self._settle()
                 self._planned += 1
                 self._planned_mask |= s.bit
@@ -262,7 +263,7 @@ class DeviceFeatureCache:
             s = self._live(step)
             if not s.planned:
                 raise RuntimeError(f"step {step} is not planned")
-            with self._device.batch(self.stream, hold=s.done is not None):
+            with self._batch(hold=s.done is not None):
                 done = self._finish(s)
         with self._clock("wait_s"):
             done.synchronize()
@@ -283,7 +284,7 @@ class DeviceFeatureCache:
             s = self._live(step)
             if step != self._retired:
                 raise RuntimeError(f"steps must retire in order: expected {self._retired}, got {step}")
-            with self._device.batch(self.stream, hold=True):  # the next plan() enqueues it
+            with self._batch(hold=True):  # the next plan() enqueues it
                 if s.planned:
                     self._finish(s)
                 else:
@@ -312,11 +313,12 @@ class DeviceFeatureCache:
                 self._cancels = False
 
     def _cancel(self) -> None:
-        while self._flights:
-            s = self._flights[0]
-            for plan in s.plans:
-                self._reads.abandon(plan)
-            self._land(s)
+        with self._enqueueing:
+            while self._flights:
+                s = self._flights[0]
+                for plan in s.plans:
+                    self._reads.abandon(plan)
+                self._land(s)
         self.stream.synchronize()
         for s in list(self._steps.values()):
             if s.planned:
@@ -346,7 +348,8 @@ class DeviceFeatureCache:
                     self._kernels.retire(plan.state, plan.counters, None, 0)
                     outputs[name] = plan.out
                     left[name] = self._device.empty((len(tensor),), torch.int64)
-                    self._kernels.gather_lines(plan, left[name])
+                    with self._enqueueing:  # else a page could get a line between its two kernels
+                        self._kernels.gather_lines(plan, left[name])
                 self._counters.show(THROUGH)
                 self.stream.synchronize()
                 if bad := self._bad_id(THROUGH, tensors):
@@ -566,6 +569,12 @@ class DeviceFeatureCache:
 
     def _output_bytes(self) -> int:
         return sum(out.nbytes for s in self._steps.values() for out in s.outputs.values())
+
+    @contextmanager
+    def _batch(self, *, hold: bool = False) -> Iterator[None]:
+        """A batch of kernels that change the cache. hold: see Device.batch()."""
+        with self._enqueueing, self._device.batch(self.stream, hold=hold):
+            yield
 
     @contextmanager
     def _clock(self, key: str) -> Iterator[None]:
