@@ -66,7 +66,7 @@ def skewed_trace(pages: int, batch: int, minibatches: int, rng: np.random.Genera
 def hits(args: argparse.Namespace, figures: Figures) -> None:
     log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
     rng = np.random.default_rng(1)
-    graph = graph_of(*rmat(log2_nodes, 16, torch.Generator().manual_seed(1)))
+    graph = graph_of(*rmat(log2_nodes, 16, rng))
     order = rng.permutation(np.flatnonzero(np.diff(graph.indptr)))  # of the seeds, again and again
     seed, topology, sampler = int(rng.integers(1 << 31)), Topology(graph), Neighbor(FANOUTS)
     trace = []

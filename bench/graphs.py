@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,20 +27,28 @@ GRAPHS = ("R-MAT", "clustered")
 OWNERS = ("hash", "range", "community")
 
 
-def rmat(log2_nodes: int, degree: int, generator: torch.Generator) -> tuple[Ids, npt.NDArray[np.int32]]:
-    """CSC (indptr, indices) of an R-MAT graph, a = 0.57, with shuffled node ids.
+def rmat(
+    log2_nodes: int, degree: int, rng: np.random.Generator | torch.Generator, a: float = 0.57
+) -> tuple[Ids, npt.NDArray[np.int32]]:
+    """CSC (indptr, indices) of an R-MAT graph with shuffled node ids; the other quadrants share 1 - a.
 
-    Computed on the device of the generator.
+    Computed on the device of rng.
     """
-    a, nodes, edges = 0.57, 1 << log2_nodes, degree << log2_nodes
-    rest = (1 - a) / 3
-    drawn: Any = {"generator": generator, "device": generator.device}
-    src, dst = (torch.zeros(edges, dtype=torch.int32, device=generator.device) for _ in range(2))
+    nodes, edges, rest = 1 << log2_nodes, degree << log2_nodes, (1 - a) / 3
+    on_device = isinstance(rng, torch.Generator)
+    device = rng.device if on_device else torch.device("cpu")
+    src, dst = (torch.zeros(edges, dtype=torch.int32, device=device) for _ in range(2))
     for _ in range(log2_nodes):
-        r = torch.rand(edges, **drawn)
+        if on_device:
+            r = torch.rand(edges, generator=rng, device=device)
+        else:
+            r = torch.from_numpy(rng.random(edges, np.float32))
         src.mul_(2).add_(r >= a + rest)
         dst.mul_(2).add_(((r >= a) & (r < a + rest)) | (r >= a + 2 * rest))
-    shuffled = torch.randperm(nodes, **drawn).int()
+    if on_device:
+        shuffled = torch.randperm(nodes, generator=rng, device=device).int()
+    else:
+        shuffled = torch.from_numpy(rng.permutation(nodes).astype(np.int32))
     targets, order = torch.sort(shuffled[dst], stable=True)
     indptr = torch.zeros(nodes + 1, dtype=torch.int64)
     indptr[1:] = torch.bincount(targets, minlength=nodes).cumsum(0).cpu()
@@ -56,7 +63,7 @@ def make_graph(name: str, log2_nodes: int, degree: int, seed: int) -> Graph:
     """R-MAT: a = 0.57, shuffled ids. Clustered: of `gids generate`, one class per thousand nodes, 90 % of the
     edges within a class, also shuffled."""
     if name == "R-MAT":
-        return graph_of(*rmat(log2_nodes, degree, torch.Generator().manual_seed(seed)))
+        return graph_of(*rmat(log2_nodes, degree, np.random.default_rng(seed)))
     nodes = 1 << log2_nodes
     classes = max(2, min(32_767, nodes // 1000))
     with tempfile.TemporaryDirectory() as folder:

@@ -55,7 +55,7 @@ Rate = tuple[float, float]  # input nodes and edges per second
 
 
 def make_graph(args: argparse.Namespace) -> Graph:
-    indptr, indices = rmat(args.log2_nodes, args.degree, torch.Generator().manual_seed(args.seed))
+    indptr, indices = rmat(args.log2_nodes, args.degree, np.random.default_rng(args.seed))
     return graph_of(indptr, indices.astype(np.int64))
 
 
