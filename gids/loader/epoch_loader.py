@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from gids.loader.row_source import EpochInput, RowLoader, RowSource
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream, layered_of
 from gids.loader.source import Dataset, as_row_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
+from gids.own_lock import OwnLock
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
@@ -108,7 +108,7 @@ class EpochLoader(Closing, ABC):
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
         self._last_stats: dict[str, Any] | None = None  # once closed
         self._ends = self._closed = False  # close() was called, and came to its end
-        self._beginning = threading.RLock()  # no epoch begins that close() does not close
+        self._beginning = OwnLock()  # no epoch begins that close() does not close
 
     @property
     def sampler(self) -> Sampler:

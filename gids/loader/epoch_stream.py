@@ -27,6 +27,7 @@ from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.observer import Observers
 from gids.loader.readers import Features, Gathered, Ids, Reader
+from gids.own_lock import OwnLock
 from gids.packs import ByReference
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
         self._closed = self._cut_short = self._busy = False
-        self._lock = threading.RLock()
+        self._lock = OwnLock()
         # The finalizer must not keep the stream itself alive.
         self._opened: list[Any] = []
         self._at_end: list[Callable[[], None]] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +49,7 @@ from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.row_source import EpochInput
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
+from gids.own_lock import OwnLock
 from gids.packs import MOST_ROWS, OnDevice
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
@@ -362,7 +362,7 @@ class FeatureLoader(Closing):
         return stream
 
     @property
-    def _lock(self) -> threading.RLock:
+    def _lock(self) -> OwnLock:
         return self.source.lender.lock
 
     def _through(self, epoch: EpochInput[Any]) -> ThroughReader:

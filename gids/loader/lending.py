@@ -6,8 +6,6 @@ Made by gids.open. It knows which loaders have a cache and which have an open ep
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import weakref
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from gids.errors import MemoryBudgetError
 from gids.io.disks import device_of
 from gids.loader.counting import PRESENT, Stats, added
 from gids.loader.ranks import local_ranks
+from gids.own_lock import OwnLock
 from gids.packs import Scratch, find_scratch
 from gids.sizes import format_bytes
 
@@ -29,15 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gids")
 
-_lenders: weakref.WeakSet[Lender] = weakref.WeakSet()
-
 
 class Lender:
     """memory, device_memory: bytes, or None for half of what is available when the first loader asks."""
 
     def __init__(self, memory: int | None, device_memory: int | None) -> None:
-        self.lock = threading.RLock()  # guards every cache of the source, and the owner of the window
-        _lenders.add(self)
+        self.lock = OwnLock()  # guards every cache of the source, and the owner of the window
         self._memory, self._device_memory = memory, device_memory
         self._on_device: dict[int, int] = {}  # by index
         self._borrowers: weakref.WeakSet[FeatureLoader] = weakref.WeakSet()
@@ -140,12 +136,3 @@ class Lender:
             borrowers = list(self._borrowers)
         for borrower in borrowers:
             borrower.close()
-
-
-def _free_locks() -> None:
-    """In a forked child, whose parent's threads may have had them."""
-    for lender in list(_lenders):
-        lender.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_free_locks)

@@ -19,6 +19,7 @@ from typing import Protocol
 from gids import _core
 from gids.errors import StorageError
 from gids.io.disks import device_of, disk_count
+from gids.own_lock import OwnLock
 
 log = logging.getLogger("gids")
 
@@ -55,7 +56,7 @@ class Scratch:
         self.spares: weakref.WeakSet[Spare] = weakref.WeakSet()
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
         self._kept: ScratchFile | None = None  # a long one that was closed
-        self._lock = threading.RLock()  # of the files; the garbage collector may close one meanwhile
+        self._lock = OwnLock()  # of the files; the garbage collector may close one meanwhile
         self._closing: list[threading.Thread] = []
 
     def __str__(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
+from gids.own_lock import OwnLock
 from gids.sampler.device.sampling import Dependency, DeviceSampler, Started
 from gids.sampler.forest import AnySeeds, Given, PlantedNodes, TimedSeeds, per_type
 from gids.sampler.minibatch import Block, Minibatch, PerType
@@ -69,7 +69,7 @@ class LayeredSampler(ABC):
         self._host: _core.HostSampler | None = None
         self._freed_bytes = 0
         self._devices: dict[Device, DeviceSampler] = {}
-        self._lock = threading.Lock()  # one minibatch at a time uses the scratch memory
+        self._lock = OwnLock()  # one minibatch at a time uses the scratch memory
 
     def sample(
         self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0

@@ -72,13 +72,19 @@ def test_a_cache_that_another_stream_builds_while_packs_are_made_is_freed(path: 
         assert loader.stats()["packs"]["minibatches"] == len(ids)
 
 
-def test_a_child_that_is_forked_while_a_thread_has_the_lock_has_its_own(path: Path) -> None:
-    with open_source(path, "random") as source, open_loader(source) as loader:
-        next(iter(loader))
+@pytest.mark.parametrize("of", ["source", "loader", "epoch", "sampler", "scratch"])
+def test_a_child_that_is_forked_while_a_thread_has_a_lock_has_its_own(path: Path, of: str) -> None:
+    with open_source(path, "pack") as source, open_loader(source) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        scratch = loader.feature_loader._packs.scratch
+        assert scratch is not None
+        locks = {"source": source.lender.lock, "loader": loader._beginning, "epoch": epoch._stream._lock}
+        locks |= {"sampler": loader.sampler._lock, "scratch": scratch._lock}
         locked, forked = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with source.lender.lock:
+            with locks[of]:
                 locked.set()
                 forked.wait(30)
 
@@ -89,6 +95,9 @@ def test_a_child_that_is_forked_while_a_thread_has_the_lock_has_its_own(path: Pa
         def use() -> None:
             signal.alarm(10)
             loader.stats()
+            loader.sampler.sample(loader._topology, {"paper": torch.arange(9)})
+            iter(loader)
+            loader.close()
 
         ended(use)
         forked.set()

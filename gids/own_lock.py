@@ -1,0 +1,45 @@
+"""OwnLock: the lock of samplers, streams, loaders and scratch files. A forked child can take it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+_locks: weakref.WeakSet[OwnLock] = weakref.WeakSet()
+
+
+class OwnLock:
+    """As threading.RLock. If another thread has it during a fork, it is free in the child, which has no such
+    thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _renew(self) -> None:
+        """Called in a forked child, by the thread that forked, which keeps the lock if it has it."""
+        if self.acquire(blocking=False):
+            self.release()
+        else:
+            self._lock = threading.RLock()
+
+
+def _renew_all() -> None:
+    for lock in list(_locks):
+        lock._renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)
