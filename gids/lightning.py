@@ -21,6 +21,10 @@ class LogStats(Callback):
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Called by the Trainer. An epoch that it resumes in its middle does not start."""
+        self._before = self.loader.stats()
+
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Called by the Trainer."""
         self._before = self.loader.stats()

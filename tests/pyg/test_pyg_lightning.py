@@ -81,6 +81,37 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         assert found.tolist() == list(range(300))
 
 
+class Saving(pl.Callback):  # type: ignore[misc, name-defined]
+    """Saves a checkpoint after the fourth step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 4:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_resumes_an_epoch_in_its_middle_and_logs_the_rest(one_path: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.ckpt"
+
+    def fitted(resumed: Path | None) -> list[list[int]]:
+        model, fit = Model(), trainer(tmp_path)
+        with (
+            gids.open(one_path, memory=64 << 20) as source,
+            gids.pyg.NeighborLoader(source, [3], torch.arange(120), batch_size=20, shuffle=True) as train,
+        ):
+            fit.callbacks += [LogStats(train), Saving(saved)]
+            fit.fit(model, train, ckpt_path=resumed, weights_only=False)
+            assert 0 < fit.callback_metrics["gids/hit_ratio"] <= 1
+        return [batch.n_id.tolist() for batch in model.seen["train"]]
+
+    whole = fitted(None)
+    assert len(whole) == 12
+    assert fitted(saved) == whole[4:]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_pygs_data_modules_take_the_sampler(one: Data, one_path: Path, tmp_path: Path) -> None:
     from torch_geometric.data.lightning import LightningLinkData, LightningNodeData
