@@ -206,20 +206,6 @@ class DatasetLoader(EpochLoader):
         data = data if self._torch_device.type == "cpu" else data.to(self._torch_device)
         return data if self.transform is None else self.transform(data)
 
-    def state_dict(self) -> dict[str, Any]:
-        """As in gids.NodeLoader. Raises ValueError with sampler= or batch_sampler=."""
-        self._refuse_batches("state_dict() cannot save")
-        return super().state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As in gids.NodeLoader. Raises ValueError with sampler= or batch_sampler=."""
-        self._refuse_batches("load_state_dict() cannot set")
-        super().load_state_dict(state)
-
-    def _refuse_batches(self, what: str) -> None:
-        if self._batches is not None:
-            raise ValueError(f"{what} the position of sampler= or batch_sampler=: use shuffle= instead")
-
     def __repr__(self) -> str:
         return f"{self._name}()"
 
@@ -253,6 +239,13 @@ class DatasetLoader(EpochLoader):
                 f"the sampler yields positions from {order.min()} to {order.max()}; there are {count} seeds"
             )
         return _BatchSeeds(order, 1, self._ranks, batches)
+
+
+class DatasetLoaderBySampler(DatasetLoader):
+    """With sampler= or batch_sampler=, whose position is not known. Lightning saves the state of every loader
+    that has these methods."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
 
 
 class LoaderEpoch(Iterator[Any]):

@@ -14,7 +14,7 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
 
 from gids.pyg.arguments import LoaderOptions, Sampling, check_options
-from gids.pyg.dataset_loader import DatasetLoader, Opened
+from gids.pyg.dataset_loader import DatasetLoader, DatasetLoaderBySampler, Opened
 from gids.pyg.hops import Counts
 from gids.pyg.inputs import InputEdges, InputNodes, edge_inputs, node_inputs
 from gids.pyg.negatives import check_negatives
@@ -75,7 +75,8 @@ def NeighborLoader(
         input_id: a number for each seed, which minibatches have as ``input_id``.
         batch_size, shuffle, drop_last: as in PyG; batch_size is per rank.
         sampler, batch_sampler: as in PyG, for the order of the seeds: positions, or lists of positions with
-            batch_sampler or batch_size=None. Each rank has its own, and ``state_dict()`` is not supported.
+            batch_sampler or batch_size=None. Each rank has its own, and ``state_dict`` is None: the loader
+            cannot resume.
         generator: seed is drawn from it.
         tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; or a
             mapping from attribute names to these. None: all tables of nodes and edges in the topology. Empty:
@@ -113,7 +114,7 @@ def NeighborLoader(
         raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
     opened = Opened("NeighborLoader", data)
     inputs = node_inputs(opened.source.store, input_nodes, input_time, options.get("input_id"))
-    return DatasetLoader(opened, inputs, None, **keywords)
+    return _kind(options)(opened, inputs, None, **keywords)
 
 
 def LinkNeighborLoader(
@@ -189,7 +190,12 @@ def LinkNeighborLoader(
     inputs = edge_inputs(store, opened.graphs, edge_label_index, edge_label, edge_label_time, input_id)
     src, _, dst = inputs.input_type or opened.graphs[0].relation
     check_negatives(negatives, store.num_nodes(src), store.num_nodes(dst))
-    return DatasetLoader(opened, inputs, negatives, **keywords)
+    return _kind(options)(opened, inputs, negatives, **keywords)
+
+
+def _kind(options: Mapping[str, Any]) -> type[DatasetLoader]:
+    by_sampler = options.get("sampler") is not None or options.get("batch_sampler") is not None
+    return DatasetLoaderBySampler if by_sampler else DatasetLoader
 
 
 def _keywords(

@@ -113,6 +113,18 @@ def test_a_trainer_resumes_an_epoch_in_its_middle_and_logs_the_rest(one_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_trainer_saves_checkpoints_while_a_sampler_chooses_the_seeds(
+    one_path: Path, tmp_path: Path
+) -> None:
+    model, fit, saved = Model(), trainer(tmp_path, epochs=1), tmp_path / "saved.ckpt"
+    fit.callbacks.append(Saving(saved))
+    with gids.pyg.NeighborLoader(one_path, [3], sampler=range(100), batch_size=20) as train:
+        fit.fit(model, train)
+    assert len(model.seen["train"]) == 5
+    assert saved.exists()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_pygs_data_modules_take_the_sampler(one: Data, one_path: Path, tmp_path: Path) -> None:
     from torch_geometric.data.lightning import LightningLinkData, LightningNodeData
 
