@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -178,6 +179,7 @@ class Placement(ABC):
         self.plan: MemoryPlan | None = None
         self.end = ExitStack()
         self.minibatch_bytes = 0
+        self._built_for: Callable[[], EpochInput[Any] | None] = lambda: None  # the last cache
         self._seen: Rows = {}  # the most that a minibatch read so far
         self._checked: Rows = {}  # of a minibatch for which there was room
         self._warned = False
@@ -256,11 +258,23 @@ class Placement(ABC):
                 if not self._seen:
                     raise
                 # No cache has room for the largest one, which was warned of.
-                build(usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen={}))
+                self._build_for_less(sizes, epoch, build)
+            self._built_for = weakref.ref(epoch)
         assert self.cache is not None
         # Not before: a minibatch that does not fit does not count.
         self._seen, self.minibatch_bytes = larger(rows, self._seen), largest_bytes
         return self.cache
+
+    def _build_for_less(self, sizes: Sizes, epoch: EpochInput[Any], build: Callable[[Sizes], None]) -> None:
+        """Build a cache although none has room for the largest minibatch: for this one; if that does not fit
+        either, and the epoch had a cache, which was freed for packs, as that one was."""
+        try:
+            build(usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen={}))
+        except MemoryBudgetError:
+            if self._built_for() is not epoch or self.plan is None:
+                raise
+            build(replace(self.plan.sizes, growths=(1.0,)))
+            self._keep_within_memory(sizes, epoch)
 
     def check_beside_packs(self, ids: Ids, room: Rows) -> None:
         """Warn if a minibatch that is read beside packs has more rows than these have room for."""

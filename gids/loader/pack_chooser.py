@@ -343,11 +343,11 @@ class PackChooser:
             return
         needed = self._needed(sampled, memory_bytes, False)
         log.warning(
-            "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
-            "memory=%d (%s) packs would take about %.0f s",
+            "memory=%d (%s) is too small for packs, so rows are read at random%s: with memory=%d (%s) packs "
+            "would take about %.0f s",
             memory,
             format_bytes(memory),
-            random_s,
+            f", in about {random_s:.0f} s" if math.isfinite(random_s) else "",
             room := _room(_room(sum(needed.values()))) + memory - memory_bytes,
             format_bytes(room),
             packed_s,

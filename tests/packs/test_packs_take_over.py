@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import same_bits
 from packs_example import (
     assert_all_same,
     assert_same,
@@ -127,6 +128,23 @@ def test_packs_take_over_at_any_minibatch(
     found = read(path, expected)["packs"]
     assert found["minibatches"] == COUNT - first
     assert {choice["way"] for choice in found["choices"]} == ({"pack"} if first < COUNT else set())
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_a_larger_minibatch_that_no_cache_has_room_for_ends_no_epoch(
+    path: Path, rows: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Packs are considered and do not fit. The cache was freed for them."""
+    ids = [torch.arange(900 if i else 20) for i in range(8)]
+    with open_source(path, "auto", memory=250_000, queue_depth=2) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        stream = loader.attach(ids, lambda of_one: {"paper.feat": of_one}, count=len(ids))
+        for of_one, features in stream:
+            assert same_bits(features["paper.feat"], rows["paper.feat"][of_one])
+        loader.close()
+    too_small, larger = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "in later epochs too: give more memory" in larger
+    assert "is too small for packs, so rows are read at random: with memory=" in too_small
 
 
 @pytest.mark.usefixtures("_packs_pay")
