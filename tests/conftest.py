@@ -25,6 +25,19 @@ from gids import cuda, io
 from gids.cuda.device import Device
 from gids.cuda.driver import ask_driver
 
+SYNCS = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+"""What waits for a disk. Tests write small datasets by the thousand, and none of them survives a power cut;
+test_kills.py has processes of its own, whose calls it records."""
+
+
+def _only_check(fd: int) -> None:
+    """In place of these, for tests that do not ask for on_disk."""
+    os.fstat(fd)
+
+
+for name in SYNCS:
+    setattr(os, name, _only_check)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slowest-files", type=int, default=0, metavar="N", help="print the slowest files")
@@ -170,8 +183,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def on_disk(tmp_path: Path) -> None:
-    """For tests of what a cold page cache does. Skips where temporary files are in memory for good."""
+def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what a cold page cache does: files are synced. Skips where temporary files are in memory
+    for good."""
+    for name, sync in SYNCS.items():
+        monkeypatch.setattr(os, name, sync)
     (tmp_path / "probed").touch()
     file_system = io.probe(tmp_path / "probed")["file_system"]
     (tmp_path / "probed").unlink()

@@ -16,9 +16,7 @@ MORE_DRAWS = range(1005, 1010)  # of each form, some are equal and some refused
 
 @pytest.fixture(autouse=True)
 def in_memory(in_this_process, monkeypatch):
-    """No reader starts a process, DGL's files are not read, and files are not synced."""
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(f"os.{name}", lambda _: None)
+    """No reader starts a process, and DGL's files are not read."""
     monkeypatch.setattr("gids.cli.convert.load_graphs", lambda path: ([GRAPHS[path]], {}))
 
 
