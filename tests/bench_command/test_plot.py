@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
+from importlib.util import find_spec
 
 import pytest
-
-pytest.importorskip("matplotlib")
-
-from matplotlib.figure import Figure
 
 from gids.bench.hit_ratio import plot
 from gids.bench.plot import plot_curves
 from gids.bench.report import Report
 
+pytestmark = pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib")
+
 
 @pytest.fixture
 def canvases(monkeypatch):
     """The figures that were drawn."""
+    from matplotlib.figure import Figure  # which takes half a second in each process of tests
+
     drawn, save = [], Figure.savefig
 
     def keep(canvas, *args, **options):
@@ -89,6 +90,6 @@ def test_what_cannot_be_drawn_is_refused_before_the_measurement(dataset, bench, 
 def test_a_missing_matplotlib_is_reported_with_the_command_to_install_it(
     dataset, bench, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(importlib.import_module("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     said, _ = bench("hit-ratio", dataset, "--plot", tmp_path / "x.png", status=2)
     assert "--plot needs matplotlib: pip install matplotlib" in said
