@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import shutil
 import sys
 import zlib
 from collections import Counter
@@ -229,9 +230,14 @@ def cuda_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Device], None]:
     return patch
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    """datasets.write_dataset's, unless a folder has its own."""
+@pytest.fixture(scope="session")
+def written_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from datasets import write_dataset
 
-    return write_dataset(tmp_path / "mag.gids")
+    return write_dataset(tmp_path_factory.mktemp("written") / "mag.gids")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, written_dataset: Path) -> Path:
+    """A copy of datasets.write_dataset's, unless a folder has its own."""
+    return Path(shutil.copytree(written_dataset, tmp_path / "mag.gids"))

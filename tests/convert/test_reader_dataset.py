@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from datasets import CITES, damage, same_bits, write_dataset
+from datasets import CITES, damage, same_bits
 from full_disk import small_disk
 from reader_example import refused
 
@@ -177,17 +177,16 @@ def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(full,
     assert len(FeatureStore(tmp_path / "b.gids").split("train")) == NODES // 2
 
 
-def test_a_dataset_is_replaced_by_itself_on_other_disks(tmp_path):
-    path = write_dataset(tmp_path / "a.gids")
-    crc = FeatureStore(path).content_crc
+def test_a_dataset_is_replaced_by_itself_on_other_disks(dataset, tmp_path):
+    crc = FeatureStore(dataset).content_crc
     (tmp_path / "ssd").mkdir()
-    convert(path, path, "--overwrite", "--stripe", tmp_path / "ssd")
+    convert(dataset, dataset, "--overwrite", "--stripe", tmp_path / "ssd")
     assert all(
         (tmp_path / "ssd") in p.parents
-        for p in FeatureStore(path, allow_dirs=[tmp_path]).tables["paper.feat"].shard_paths
+        for p in FeatureStore(dataset, allow_dirs=[tmp_path]).tables["paper.feat"].shard_paths
     )
-    convert(path, path, "--overwrite", "--allow-dir", tmp_path / "ssd")
-    assert FeatureStore(path).content_crc == crc
+    convert(dataset, dataset, "--overwrite", "--allow-dir", tmp_path / "ssd")
+    assert FeatureStore(dataset).content_crc == crc
     assert list((tmp_path / "ssd").iterdir()) == []
 
 
@@ -223,13 +222,12 @@ def test_times_of_edges_that_do_not_fit_on_the_disk_are_an_error(tmp_path, capsy
         assert "No space left on device" in refused(capsys, tmp_path / "a.gids", place / "b.gids")
 
 
-def test_a_part_and_shards_that_are_not_allowed_are_refused(tmp_path, capsys):
-    path = write_dataset(tmp_path / "a.gids")
-    partition(path, tmp_path / "parts", 2)
+def test_a_part_and_shards_that_are_not_allowed_are_refused(dataset, tmp_path, capsys):
+    partition(dataset, tmp_path / "parts", 2)
     target = tmp_path / "b.gids"
     error = refused(capsys, tmp_path / "parts/part-000.gids", target)
     assert "part-000.gids is part 0 of 2: convert the whole dataset, then partition it" in error
     assert "it is a directory of parts" in refused(capsys, tmp_path / "parts", target)
     (tmp_path / "ssd").mkdir()
-    convert(path, path, "--overwrite", "--stripe", tmp_path / "ssd")
-    assert f"--allow-dir {tmp_path / 'ssd'}" in refused(capsys, path, target)
+    convert(dataset, dataset, "--overwrite", "--stripe", tmp_path / "ssd")
+    assert f"--allow-dir {tmp_path / 'ssd'}" in refused(capsys, dataset, target)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from datasets import CITES, contents, write_dataset
+from datasets import CITES, contents
 from partition_example import check_union, open_parts, write_rich_dataset
 
 import gids.distributed
@@ -237,40 +237,38 @@ def test_a_dataset_without_nodes_or_edges_has_empty_parts(tmp_path):
     check_union(FeatureStore(tmp_path / "a.gids"), open_parts(tmp_path / "parts"))
 
 
-def test_existing_parts_are_replaced_only_with_overwrite(tmp_path):
-    source = write_dataset(tmp_path / "mag.gids")
-    partition(source, tmp_path / "parts", 2)
+def test_existing_parts_are_replaced_only_with_overwrite(dataset, tmp_path):
+    partition(dataset, tmp_path / "parts", 2)
     before = contents(tmp_path / "parts")
     with pytest.raises(FileExistsError, match="already exists"):
-        partition(source, tmp_path / "parts", 3)
+        partition(dataset, tmp_path / "parts", 3)
     assert contents(tmp_path / "parts") == before
     (tmp_path / "parts/notes.txt").touch()
     with pytest.raises(FormatError, match=r"notes\.txt is not a part, and would be removed"):
-        partition(source, tmp_path / "parts", 3, overwrite=True)
+        partition(dataset, tmp_path / "parts", 3, overwrite=True)
     (tmp_path / "parts/notes.txt").unlink()
-    partition(source, tmp_path / "parts", 4, overwrite=True)
+    partition(dataset, tmp_path / "parts", 4, overwrite=True)
 
     def replace_once(_):
         if len(part_paths(tmp_path / "parts")) == 4:
-            partition(source, tmp_path / "parts", 3, overwrite=True)
+            partition(dataset, tmp_path / "parts", 3, overwrite=True)
 
     assert list(verify(tmp_path / "parts", on_total=replace_once)) == []
     assert len(part_paths(tmp_path / "parts")) == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mag.gids", "parts"]
     with pytest.raises(FormatError, match="is not a directory of parts"):
-        partition(source, source, 3, overwrite=True)
+        partition(dataset, dataset, 3, overwrite=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").touch()
     with pytest.raises(FormatError, match="is not a directory of parts"):
-        partition(source, tmp_path / "mine", 3, overwrite=True)
+        partition(dataset, tmp_path / "mine", 3, overwrite=True)
 
 
 @pytest.mark.parametrize("part", ["tables/paper.feat/shard-00.bin", "graph/paper.cites.paper/indices.npy"])
-def test_a_damaged_source_is_not_divided(tmp_path, part):
-    source = write_dataset(tmp_path / "mag.gids")
-    data = bytearray((source / part).read_bytes())
+def test_a_damaged_source_is_not_divided(dataset, tmp_path, part):
+    data = bytearray((dataset / part).read_bytes())
     data[-9] ^= 1
-    (source / part).write_bytes(data)
+    (dataset / part).write_bytes(data)
     with pytest.raises(StorageError, match="fails its CRC32C"):
-        partition(source, tmp_path / "parts", 2)
+        partition(dataset, tmp_path / "parts", 2)
     assert not (tmp_path / "parts").exists()

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from datasets import contents, write_dataset
+from datasets import contents
 from partition_example import write_rich_dataset
 
 from gids import StorageError
@@ -47,8 +47,7 @@ def test_a_stopped_partition_resumes_with_the_same_bytes(tmp_path, kind):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "parts", "undisturbed"]
 
 
-def test_a_changed_dataset_or_option_starts_again(tmp_path):
-    source = write_dataset(tmp_path / "mag.gids")
+def test_a_changed_dataset_or_option_starts_again(dataset, tmp_path):
     sizes = []
 
     def interrupt(size):
@@ -58,50 +57,46 @@ def test_a_changed_dataset_or_option_starts_again(tmp_path):
 
     def interrupted(**options):
         with pytest.raises(KeyboardInterrupt):
-            partition(source, tmp_path / "parts", 2, on_bytes=interrupt, **options)
+            partition(dataset, tmp_path / "parts", 2, on_bytes=interrupt, **options)
         assert (tmp_path / "parts.partial").is_dir()
 
     interrupted()
     said = []
-    partition(source, tmp_path / "parts", 3, method="range", say=said.append)
+    partition(dataset, tmp_path / "parts", 3, method="range", say=said.append)
     assert said == ["found an unfinished partition, but --parts, --method changed: starting again"]
     interrupted(overwrite=True)
-    heat_writer.write_heat(source, "sampled", {"paper": np.ones(20)})
+    heat_writer.write_heat(dataset, "sampled", {"paper": np.ones(20)})
     said.clear()
-    partition(source, tmp_path / "parts", 2, overwrite=True, say=said.append)
+    partition(dataset, tmp_path / "parts", 2, overwrite=True, say=said.append)
     assert said == ["found an unfinished partition, but the dataset changed: starting again"]
     assert list(verify(tmp_path / "parts")) == []
 
 
-def test_a_table_that_is_added_while_the_dataset_is_opened_is_left_out(tmp_path, monkeypatch):
-    source = write_dataset(tmp_path / "mag.gids")
-
+def test_a_table_that_is_added_while_the_dataset_is_opened_is_left_out(dataset, tmp_path, monkeypatch):
     def add_table(*_):
-        with create_table(source, "paper.later", 20, 1) as writer:
+        with create_table(dataset, "paper.later", 20, 1) as writer:
             writer.write(0, np.ones((20, 1)))
 
     monkeypatch.setattr("gids.write.partition.run.refuse_part", add_table)
-    partition(source, tmp_path / "parts", 2)
+    partition(dataset, tmp_path / "parts", 2)
     assert list(verify(tmp_path / "parts")) == []
 
 
-def test_a_run_that_was_killed_after_publishing_is_complete(tmp_path, monkeypatch):
+def test_a_run_that_was_killed_after_publishing_is_complete(dataset, tmp_path, monkeypatch):
     from gids.write import workplace
 
-    source = write_dataset(tmp_path / "mag.gids")
     monkeypatch.setattr(workplace, "clean_up", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        partition(source, tmp_path / "parts", 2)
+        partition(dataset, tmp_path / "parts", 2)
     assert list(verify(tmp_path / "parts")) == []
     monkeypatch.undo()
     said = []
-    assert partition(source, tmp_path / "parts", 2, say=said.append) is None
+    assert partition(dataset, tmp_path / "parts", 2, say=said.append) is None
     assert said == ["the parts are complete; removed the temporary files of an earlier run that was killed"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mag.gids", "parts"]
 
 
-def test_too_little_space_is_found_before_anything_is_written(tmp_path, monkeypatch):
-    source = write_dataset(tmp_path / "mag.gids")
+def test_too_little_space_is_found_before_anything_is_written(dataset, tmp_path, monkeypatch):
     real = os.statvfs
 
     def full(path):
@@ -110,5 +105,5 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path, monkeypa
 
     monkeypatch.setattr(os, "statvfs", full)
     with pytest.raises(StorageError, match="not enough room, and nothing more was written"):
-        partition(source, tmp_path / "parts", 2)
+        partition(dataset, tmp_path / "parts", 2)
     assert [p.name for p in tmp_path.iterdir()] == ["mag.gids"]
