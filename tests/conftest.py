@@ -67,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = [
+    "distributed",
     "native/test_native.py",
     "native/test_nvrtc.py",
     "test_bench.py",
@@ -79,12 +80,6 @@ LONGEST = [
     "convert/test_hostile_sources.py",
     "cache/test_cache_contract.py",
     "examples/test_examples.py",
-    "distributed/test_faults.py",
-    "distributed/test_restarts.py",
-    "distributed/test_training.py",
-    "distributed/test_partitioned.py",
-    "distributed/test_shared_topology.py",
-    "distributed/test_shared_packs.py",
     "measure/test_sides.py",
     "bench_command/test_epoch.py",
     "dgl/test_dgl_processes.py",
@@ -92,9 +87,33 @@ LONGEST = [
     "packs/test_packs_memory.py",
     "pyg/test_pyg_stores.py",
     "test_gpu_check.py",
+    "cuda/test_late_loaders.py",
+    "dgl/test_dgl_samplers.py",
+    "torture/test_every_loader.py",
+    "test_imports.py",
+    "write/test_partition_by_graph.py",
+    "loader/test_memory_shares.py",
+    "pyg/test_pyg_links.py",
 ]
-"""Files that take more than about 20 s if slow tests run. They start first: at the end, one process would run
-them alone."""
+"""Files, and a folder, that take more than about 20 s if slow tests run, and those of a few long tests. They
+start first: at the end, one process would run them alone."""
+TOGETHER = "distributed"
+"""A folder whose tests one process runs: they share ranks, which take seconds to start, and mostly wait."""
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """For `--dist loadfile`, when all tests run."""
+    if config.option.dist != "loadfile" or config.args_source != pytest.Config.ArgsSource.TESTPATHS:
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            together = f"tests/{TOGETHER}/"
+            return together if nodeid.startswith(together) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
@@ -106,7 +125,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     tests = Counter(item.path for item in items)
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (places.get(item.path, len(LONGEST)), -tests[item.path], item.path))
+
+    def place(path: Path) -> int:
+        return places.get(path, places.get(path.parent, len(LONGEST)))
+
+    items.sort(key=lambda item: (place(item.path), -tests[item.path], item.path))
 
 
 @pytest.hookimpl(wrapper=True)
