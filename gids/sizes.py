@@ -22,7 +22,7 @@ def parse_bytes(size: float | str, name: str | None = None) -> int:
     Raises SizeError, a ValueError, if the value is not a size of 0 bytes, or of 1 byte or more.
     """
     match = (
-        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower())
+        re.fullmatch(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower())
         if isinstance(size, str)
         else None
     )
