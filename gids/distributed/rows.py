@@ -49,7 +49,8 @@ class RankRows:
     dataset, whose owners the source finds for a minibatch. Without owners, every rank reads the rows of its
     minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are exchanged.
 
-    Attributes: exchanged: whether rows are exchanged; alike: names of tables whose rows have the same ids and
+    Attributes: group: the ranks that exchange rows; everyone: all ranks, which use packs and skip a step
+    together; exchanged: whether rows are exchanged; alike: names of tables whose rows have the same ids and
     owners; counts: what was exchanged since the beginning.
     """
 
@@ -62,6 +63,7 @@ class RankRows:
         dtype: torch.dtype | None,
     ) -> None:
         self._source, self.group, self.reads = source, source.group, source.options.reads
+        self.everyone = source.everyone
         self.feature_loader, self.tables = feature_loader, dict(tables)
         self._owners, self._dtype = owners or {}, dtype
         self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}  # of tables, for kernels
@@ -100,10 +102,10 @@ class RankRows:
             may = self.feature_loader.may_use_packs(learned, count)
         except ValueError as error:
             reason = str(error)
-        said: list[tuple[bool, str]] = self.group.gather((may, reason), place)
+        said: list[tuple[bool, str]] = self.everyone.gather((may, reason), place)
         for rank, (_, reason) in enumerate(said):
             if reason:
-                raise ValueError(f"{self.group.name_of(rank)}: {reason}")
+                raise ValueError(f"{self.everyone.name_of(rank)}: {reason}")
         return all(may for may, _ in said)
 
     def ids_of(self, step: Step[Any]) -> Ids:

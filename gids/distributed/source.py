@@ -47,16 +47,15 @@ class GroupSource(RowSource):
     """A dataset that the ranks of a process group read together. Made by gids.distributed.open().
 
     Attributes: those of RowSource, of this rank's part; group: the ranks that this one exchanges with; part:
-    this rank's, or None; sampling_counts: what was exchanged to sample since the beginning.
-
-    everyone: all ranks.
+    this rank's, or None; sampling_counts: what was exchanged to sample since the beginning; everyone: all
+    ranks.
     """
 
     together = True
 
     def __init__(self, local: Source, group: Group, everyone: Group, owned_by: OwnedBy, bulk: int) -> None:
         super().__init__(local.stores, local.options, local.lender)
-        self.group, self._everyone, self._owned_by, self.bulk = group, everyone, owned_by, bulk
+        self.group, self.everyone, self._owned_by, self.bulk = group, everyone, owned_by, bulk
         self._local = local
         self.part = self.store.part
         self.sampling_counts = {"nodes asked": 0, "edges sent": 0, "bytes sent": 0}
@@ -74,7 +73,7 @@ class GroupSource(RowSource):
                 f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the "
                 "seeds. For a loader of one rank alone, open the whole dataset with gids.open()"
             )
-        return Ranks(self._everyone.rank, self._everyone.size, lambda _: self._everyone)
+        return Ranks(self.everyone.rank, self.everyone.size, lambda _: self.everyone)
 
     def sampling(
         self, topology: Topology, ranks: Ranks, device: torch.device, *, cooperative: bool
@@ -92,8 +91,8 @@ class GroupSource(RowSource):
         if not cooperative:
             assert divided is not None
             return StepSampling(divided.sample_steps, self.bulk)
-        columns = self._everyone.size // self.group.size
-        column = self._everyone.rank % columns
+        columns = self.everyone.size // self.group.size
+        column = self.everyone.rank % columns
         together = Cooperation(*of_all, divided=divided, column=column, columns=columns)
         return StepSampling(together.sample_steps, self.bulk)
 
@@ -148,7 +147,7 @@ class GroupSource(RowSource):
             return [torch.device(device).type, *(_layout(name, chosen[name]) for name in sorted(chosen))]
 
         try:
-            self._everyone.agree(make, "all ranks must load the same tables", "opens tables")
+            self.everyone.agree(make, "all ranks must load the same tables", "opens tables")
         except Exception:
             if loader is not None:
                 loader.leave(user)
@@ -195,7 +194,7 @@ class GroupSource(RowSource):
         stored = self.store.table(table)
         if not isinstance(stored.type, str):
             raise ValueError(f"{table} is a table of edges: give a table of nodes")
-        columns = self._everyone.size // self.group.size
+        columns = self.everyone.size // self.group.size
         cache = self.options.cache
         line_bytes = self.memory
         if torch.device(device).type != "cpu":
@@ -210,7 +209,7 @@ class GroupSource(RowSource):
             for rank, nodes in enumerate(own):
                 of_rank = owners.seen_by(rank) if isinstance(owners, PlacedOwners) else owners
                 nodes[first : first + _BLOCK] = torch.from_numpy(of_rank(ids) == rank)
-        return [own[rank // columns] for rank in range(self._everyone.size)]
+        return [own[rank // columns] for rank in range(self.everyone.size)]
 
     def _dealt(self, tables: Sequence[Table], ids: int, order: np.ndarray | None) -> Owners:
         """Owners of so many ids, by "hash" or "range". Rows on a page of the tables have one owner; if packs
@@ -257,11 +256,11 @@ class GroupSource(RowSource):
     def close(self) -> None:
         self._local.close()
         self.group.close()
-        self._everyone.close()
+        self.everyone.close()
 
     def __repr__(self) -> str:
         part = f", part {self.part.index} of {self.part.count}" if self.part is not None else ""
-        return f"GroupSource({self.store.name!r}, rank {self._everyone.rank} of {self._everyone.size}{part})"
+        return f"GroupSource({self.store.name!r}, rank {self.everyone.rank} of {self.everyone.size}{part})"
 
     def _node_owners(self, ntype: str) -> Owners:
         """The owners of nodes: of a partitioned dataset, or in cooperative minibatches."""

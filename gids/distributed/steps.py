@@ -94,7 +94,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
         ids_of: Callable[[T], Mapping[str, torch.Tensor]],
         bytes_of: Callable[[T], int],
     ) -> None:
-        self._rank_rows, self._group, self._epoch = rank_rows, rank_rows.group, sampling.epoch
+        self._rank_rows, self._everyone, self._epoch = rank_rows, rank_rows.everyone, sampling.epoch
         self.minibatches = Sampled(cast("Iterable[T]", sampling))
         self._ids_of, self._bytes_of = ids_of, bytes_of
         self._waiting: deque[Step[T]] = deque()  # sampled, not taken
@@ -139,14 +139,14 @@ class Steps(Iterator[Step[T]], Generic[T]):
         mine = min(wanted, room, MOST_MINIBATCHES - 1)
         if mine < self.number - self._first:
             mine = 0
-        told: list[int] = self._group.gather(mine, self.place(self._first, "agrees on a superbatch"))
+        told: list[int] = self._everyone.gather(mine, self.place(self._first, "agrees on a superbatch"))
         self._agreed = True
         steps = min(told)
         if not steps:
             self._end = None
             if mine:
                 level = logging.INFO if self._rank_rows.reads == "auto" else logging.WARNING
-                rank = self._group.name_of(told.index(0))
+                rank = self._everyone.name_of(told.index(0))
                 log.log(level, "reading by random reads, because %s does; its log says why", rank)
             return 0
         self._end = self._first + steps
@@ -158,12 +158,12 @@ class Steps(Iterator[Step[T]], Generic[T]):
             return
         assert self._end is not None
         self._sample_until(self._end)
-        longest_s = min(_LONGEST_WAIT_S, self._group.timeout_s / 4)
+        longest_s = min(_LONGEST_WAIT_S, self._everyone.timeout_s / 4)
         while True:
             end = time.monotonic() + longest_s
             while not ready() and time.monotonic() < end:
                 time.sleep(_POLL_S)
-            [left] = self._group.most([int(not ready())], self.place(self._first, "makes packs"))
+            [left] = self._everyone.most([int(not ready())], self.place(self._first, "makes packs"))
             if not left:
                 break
         self._together = True

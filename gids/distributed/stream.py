@@ -163,9 +163,12 @@ class LockstepStream(EpochStream[T]):
         for name, (rows, handle) in due.coming.items():
             group.wait_for(handle)
             received[name] = rows
-        failed, handle = due.status
+        status, handle = due.status
         group.wait_for(handle)
-        if failed.item():
+        failed = int(status.item())
+        if (everyone := self._rank_rows.everyone) is not group:
+            [failed] = everyone.most([failed], self._place("has its rows"))
+        if failed:
             return {}, self._error_of(due.error)
         assert due.step is not None
         if self._rank_rows.exchanged:
@@ -175,13 +178,14 @@ class LockstepStream(EpochStream[T]):
 
     def _error_of(self, mine: Exception | None) -> StorageError:
         """What to raise for a step that some rank could not read. Collective."""
-        said = self._group.gather(None if mine is None else _plain(mine), self._place("could not read"))
+        everyone = self._rank_rows.everyone
+        said = everyone.gather(None if mine is None else _plain(mine), self._place("could not read"))
         if isinstance(mine, StorageError):
             return mine
         if mine is not None:
             raise mine
         rank = next(r for r, theirs in enumerate(said) if theirs is not None)
-        name = self._group.name_of(rank)
+        name = everyone.name_of(rank)
         if isinstance(said[rank], str):
             raise RankError(f"{name} failed with {said[rank]}")
         errno, message, path, offset = said[rank]

@@ -150,6 +150,22 @@ def test_a_failed_read_is_an_error_of_one_step_on_every_rank(
         assert all(("rank 1" in message) == (rank != 1) for _, message in of_rank["errors"][0])
 
 
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_a_failed_read_is_an_error_of_the_step_in_every_column(
+    rich: Datasets, ranks: RankPool, reads: str
+) -> None:
+    """A rank that trained the step, which others skip, would wait for their gradients."""
+    parts, seeds = rich.parts(2), torch.arange(0, PAPERS, 7)
+    shard = parts / part_name(1) / "tables/paper.long/shard-00.bin"
+    arguments = {"seeds": seeds, "sampler": [1], "batch_size": 1, "tables": ["paper.long"]}
+    options = {"reads": reads, "queue_depth": 16, "replicas": 2}
+    seen = ranks.run(4, fault_program.read_damaged, parts, rich.whole, shard, arguments, options)
+    steps = [[step for step, _ in of_rank["errors"][0]] for of_rank in seen]
+    assert 0 < len(steps[0]) < len(seeds) // 4
+    assert steps == steps[:1] * 4
+    assert all("rank 2" in message or "rank 3" in message for _, message in seen[0]["errors"][0])
+
+
 def test_parts_of_another_division_are_refused(cited: Path, parts: Path, ranks: RankPool) -> None:
     """It has the same dataset, number of parts and method."""
     other = parts.with_name("other parts")

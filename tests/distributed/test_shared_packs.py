@@ -99,12 +99,14 @@ def test_little_scratch_on_one_rank(rich: Datasets, ranks: RankPool) -> None:
         assert any(why in line for line in of_rank[0][1]), of_rank
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_random_reads_of_one_rank_are_those_of_all(rich: Datasets, ranks: RankPool, late: bool) -> None:
-    told = ranks.run(3, programs.choose, rich.whole, FLOATS, late)
+@pytest.mark.parametrize(("late", "size", "replicas"), [(False, 3, 1), (True, 3, 1), (True, 4, 2)])
+def test_random_reads_of_one_rank_are_those_of_all(
+    rich: Datasets, ranks: RankPool, late: bool, size: int, replicas: int
+) -> None:
+    told = ranks.run(size, programs.choose, rich.whole, FLOATS, late, replicas)
     assert told[1]["minibatches"] == 0
-    for rank in (0, 2):
-        assert told[rank]["minibatches"] == (9 if late else 0)
+    for rank in set(range(size)) - {1}:
+        assert told[rank]["minibatches"] == (min(9, told[rank]["steps"]) if late else 0)
 
 
 @pytest.mark.slow
