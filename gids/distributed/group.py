@@ -66,7 +66,9 @@ class Group(ByReference):
 
     ranks: their ranks in the default group, in ascending order; None: all. timeout_s: seconds that a rank
     waits for another one in an exchange. all_groups: the ranks of every group of this kind, of which this
-    rank is in one: all ranks of the default group must make the same groups in the same order.
+    rank is in one: all ranks of the default group must make the same groups in the same order. within: a
+    larger group. If an exchange of one of the two fails, the ranks of both hear it, and do not take this rank
+    for missing.
 
     Every exchange has a place: text that says what this rank does, such as the epoch and the step. Ranks
     compare it before they send anything else. If places differ, all ranks raise RankError, which says who is
@@ -85,6 +87,7 @@ class Group(ByReference):
         *,
         timeout_s: float = 300.0,
         all_groups: Sequence[Sequence[int]] | None = None,
+        within: Group | None = None,
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
@@ -96,6 +99,10 @@ class Group(ByReference):
         self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
         self.timeout_s = timeout_s
         self._groups = [self.ranks] if all_groups is None else all_groups
+        self._beside = weakref.WeakSet[Group]()  # groups of this rank whose others wait for it, too
+        if within is not None:
+            self._beside.add(within)
+            within._beside.add(self)
         self._key = f"{key_prefix()}/group/{next_number('groups')}/{self.ranks[0]}"
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._broken: str | None = None
@@ -381,12 +388,17 @@ class Group(ByReference):
             "again; with state_dict() of the loader they go on where they were"
         )
 
+    def _failure_of(self, rank: int) -> str:
+        """The key in the store that says that an exchange failed for a rank."""
+        return f"{self._key}/failed/{rank}"
+
     def _missing(self) -> tuple[list[int], dict[int, int]]:
         """The ranks that ended or do not say within a few seconds that the exchange failed for them, too; and
         the number of exchanges that the others have begun."""
-        listener = _Listener(
-            self._store, f"{self._key}/failed/{{}}".format, self.rank, self.size, self._begun
-        )
+        listener = _Listener(self._store, self._failure_of, self.rank, self.size, self._begun)
+        for group in self._beside:
+            listener.said[group._failure_of(group.rank)] = group._begun
+        listener.start()
         end = time.monotonic() + _ANSWER_S
         while True:
             rounds = listener.rounds
@@ -423,17 +435,16 @@ class _Listener(threading.Thread):
 
     A thread, because the store does not answer if its process is stopped.
 
-    Attributes: heard: the number of exchanges that each rank has begun. rounds: how often all were asked.
+    Attributes: said: what it says, by key; heard: the number of exchanges that each rank has begun; rounds:
+    how often all were asked.
     """
 
     def __init__(self, store: Any, key_of: Callable[[int], str], rank: int, size: int, begun: int) -> None:
         super().__init__(daemon=True)
         self._store, self._key_of, self._size = store, key_of, size
-        self._rank, self._begun = rank, begun
         self._stopped, self._failed = False, False
-        self.heard = {rank: begun}
+        self.said, self.heard = {key_of(rank): begun}, {rank: begun}
         self.rounds, self._asked_at = 0, time.monotonic()
-        self.start()
 
     @property
     def hears(self) -> bool:
@@ -445,7 +456,8 @@ class _Listener(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._store.set(self._key_of(self._rank), str(self._begun))
+            for key, begun in self.said.items():
+                self._store.set(key, str(begun))
             while len(self.heard) < self._size and not self._stopped:
                 for rank in set(range(self._size)) - set(self.heard):
                     if self._store.check([self._key_of(rank)]):

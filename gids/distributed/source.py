@@ -333,7 +333,8 @@ def open(
     group = everyone
     if replicas > 1:
         columns = [range(column, everyone.size, replicas) for column in range(replicas)]
-        group = Group(columns[everyone.rank % replicas], timeout_s=timeout, all_groups=columns)
+        ranks = columns[everyone.rank % replicas]
+        group = Group(ranks, timeout_s=timeout, all_groups=columns, within=everyone)
     return GroupSource(local, group, everyone, owners, bulk)
 
 

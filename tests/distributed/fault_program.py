@@ -50,9 +50,9 @@ def train(tell: Tell, dataset: Path, timeout_s: float) -> None:
             torch.nn.functional.cross_entropy(out, minibatch.labels).backward()
 
 
-def leave_early(tell: Tell, dataset: Path, then: str) -> None:
+def leave_early(tell: Tell, dataset: Path, then: str, replicas: int) -> None:
     """Rank 1 leaves the loop after two steps of twenty."""
-    loader = open_loader(dataset, 3.0)
+    loader = open_loader(dataset, 3.0, replicas=replicas)
     for step, _ in enumerate(loader):
         if dist.get_rank() == 1 and step == 1:
             if then == "the end":

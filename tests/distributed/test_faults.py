@@ -86,12 +86,16 @@ def test_a_rank_that_stalls_is_named_on_all_others(parts: Path, stopped: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["the end", "idle"])
-def test_a_rank_that_leaves_the_loop_is_named(cited: Path, parts: Path, then: str) -> None:
-    """One that begins its next epoch: see test_disagreements.py."""
-    with Processes(4, fault_program.leave_early, parts if then == "idle" else cited, then) as ranks:
+@pytest.mark.parametrize(("then", "replicas"), [("the end", 1), ("idle", 1), ("idle", 2)])
+def test_a_rank_that_leaves_the_loop_is_named(cited: Path, parts: Path, then: str, replicas: int) -> None:
+    """One that begins its next epoch: see test_disagreements.py. With replicas, rank 3 waits for it, and the
+    ranks of the other column wait for both."""
+    dataset = parts if (then, replicas) == ("idle", 1) else cited
+    with Processes(4, fault_program.leave_early, dataset, then, replicas) as ranks:
         for rank in (0, 2, 3):
-            check_named(ranks.outcome(rank), 1)
+            outcome = ranks.outcome(rank)
+            check_named(outcome, 1)
+            assert re.findall(r"\brank \d", outcome.value) == ["rank 1"], outcome
 
 
 DIFFERENT: list[tuple[dict[str, Any], str]] = [
