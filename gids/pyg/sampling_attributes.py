@@ -45,6 +45,7 @@ def with_times(
     times = {t: _times(find(t, attribute), count, t, attribute) for t, count in counts.items()}
     nodes_have, edges_have = (
         any(values is not None and isinstance(t, kind) for t, values in times.items())
+        or (attribute == STORED and len(stored) == 2)
         for kind in (str, tuple)
     )
     if nodes_have == edges_have:

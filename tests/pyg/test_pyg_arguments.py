@@ -329,6 +329,12 @@ def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path
     typed[CITES].time = torch.arange(2400)
     with pytest.raises(ValueError, match="time_attr='time': both nodes and edges of the data have"):
         gids.pyg.NeighborSampler(typed, [2], time_attr="time")
+    with DatasetWriter(tmp_path / "both.gids") as writer:
+        writer.write_times("paper", torch.arange(9))
+        edges = edge_list(torch.arange(9), torch.arange(9), num_src=9, num_dst=9)
+        writer.write_edges(CITES, edges, times=torch.arange(9))
+    with pytest.raises(ValueError, match="time_attr='time': both nodes and edges of both"):
+        gids.pyg.NeighborSampler(tmp_path / "both.gids", [2], time_attr="time")
     homogeneous.time = homogeneous.time.float()
     with pytest.raises(TypeError, match="times must be integers"):
         gids.pyg.NeighborSampler(homogeneous, [2], time_attr="time")
