@@ -191,7 +191,8 @@ class Group(ByReference):
 
         It is in order with start_rows(), and with nothing else.
         """
-        most, group = torch.tensor(values, dtype=torch.int64), self._rows["cpu"]
+        most = torch.tensor(values, dtype=torch.int64)
+        group = self._rows_group(most.device)
         work = self._run(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group, async_op=True))
         return most, (work, most)
 

@@ -281,6 +281,14 @@ def train_cooperatively(
     return [p.detach() for p in model.parameters()], count
 
 
+def exchange_after_close() -> list[str]:
+    """The errors of a group that another thread closes before rows, and before a status, are sent."""
+    closed = Group(timeout_s=20)
+    closed.close()
+    rows, count = torch.zeros(closed.size, 8, dtype=torch.uint8), [1] * closed.size
+    return [error_of(lambda: closed.start_rows(rows, count, count)), error_of(lambda: closed.start_most([1]))]
+
+
 def send_values(values: list[Any]) -> list[Any]:
     """What comes of values that this rank sends all others; "error" for those that are not plain."""
 

@@ -210,6 +210,10 @@ def test_a_rank_that_closes_its_source_is_named(whole: Path, ranks: RankPool) ->
         assert told[rank].startswith("RankError: rank 1 does not answer")
 
 
+def test_a_group_that_is_closed_says_so(ranks: RankPool) -> None:
+    assert ranks.run(1, program.exchange_after_close) == [["RankError: this group is closed"] * 2]
+
+
 def test_a_forked_child_is_no_rank_and_ends(whole: Path, ranks: RankPool) -> None:
     assert ranks.run(2, program.fork_in_an_epoch, whole) == [(True, 15)] * 2
 
