@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -139,7 +140,8 @@ class Steps(Iterator[Step[T]], Generic[T]):
         mine = min(wanted, room, MOST_MINIBATCHES - 1)
         if mine < self.number - self._first:
             mine = 0
-        told: list[int] = self._everyone.gather(mine, self.place(self._first, "agrees on a superbatch"))
+        place = self.place(self._first, "agrees on a superbatch")
+        told = self._heard(partial(self._everyone.gather, mine, place))
         self._agreed = True
         steps = min(told)
         if not steps:
@@ -163,7 +165,8 @@ class Steps(Iterator[Step[T]], Generic[T]):
             end = time.monotonic() + longest_s
             while not ready() and time.monotonic() < end:
                 time.sleep(_POLL_S)
-            [left] = self._everyone.most([int(not ready())], self.place(self._first, "makes packs"))
+            left_here, place = int(not ready()), self.place(self._first, "makes packs")
+            [left] = self._heard(partial(self._everyone.most, [left_here], place))
             if not left:
                 break
         self._together = True
@@ -189,6 +192,14 @@ class Steps(Iterator[Step[T]], Generic[T]):
         self._waiting.clear()
         self.known.clear()
         self.minibatches.close()
+
+    def _heard(self, exchange: Callable[[], list[int]]) -> list[int]:
+        """What all ranks say. If one failed instead, so do all later calls."""
+        try:
+            return exchange()
+        except Exception as raised:
+            self._failed = raised
+            raise
 
     def _sample_until(self, number: int) -> None:
         """Sample the steps before this number. Collective. If one fails, so do all later calls."""

@@ -51,8 +51,15 @@ class LockstepStream(EpochStream[T]):
         self._taken = 0  # steps
 
     def _take(self) -> tuple[T, Features, Exception | None]:
-        with self._group.lock:
-            return self._take_step()
+        group, everyone = self._group, self._rank_rows.everyone
+        with group.lock:
+            failures = group.failures
+            try:
+                return self._take_step()
+            except Exception as error:
+                if group.failures > failures and everyone is not group:
+                    everyone.meet(self._place("ends its epoch"), error)  # other columns hear of it here
+                raise
 
     def _take_step(self) -> tuple[T, Features, Exception | None]:
         group, comparisons = self._group, self._group.comparisons

@@ -504,7 +504,9 @@ def call_by_itself(dataset: Path) -> None:
         loader([0])
 
 
-def fail_while_sampling(dataset: Path, after: int, tables: list[str] | None) -> tuple[int, str]:
+def fail_while_sampling(
+    dataset: Path, after: int, tables: list[str] | None, options: Mapping[str, Any]
+) -> tuple[int, str]:
     """Rank 1 fails in transform_sampler_output=. The number of minibatches, and the error."""
     from gids import pyg
 
@@ -518,7 +520,7 @@ def fail_while_sampling(dataset: Path, after: int, tables: list[str] | None) -> 
         return output
 
     with (
-        gids.distributed.open(dataset, memory="64MB", timeout=20) as shared,
+        gids.distributed.open(dataset, memory="64MB", timeout=20, **options) as shared,
         pyg.NeighborLoader(
             shared,
             [3, 2],

@@ -124,7 +124,18 @@ def test_a_rank_that_fails_between_layers_is_named_on_all_others(
     """Minibatches are sampled four at once: ranks may be at different ones when one of them fails."""
     for after, tables in [(0, None), (2, None), (4, None), (6, []), (9, None)]:
         for rank, (_, told) in enumerate(
-            ranks.run(3, programs.fail_while_sampling, data["one"][1], after, tables)
+            ranks.run(3, programs.fail_while_sampling, data["one"][1], after, tables, {})
         ):
             mine = "ArithmeticError: no such number"
             assert told == (mine if rank == 1 else f"RankError: rank 1 failed with {mine}"), (after, tables)
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_a_failure_is_heard_by_ranks_of_the_other_column(
+    data: dict[str, tuple[Path, Path]], ranks: RankPool, reads: str
+) -> None:
+    options = {"replicas": 2, "reads": reads}
+    told = ranks.run(4, programs.fail_while_sampling, data["one"][0], 5, None, options)
+    mine = "ArithmeticError: no such number"
+    expected = [mine if rank == 1 else f"RankError: rank 1 failed with {mine}" for rank in range(4)]
+    assert [error for _, error in told] == expected
