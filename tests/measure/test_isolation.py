@@ -52,7 +52,7 @@ def group():
     assert not made.path.exists()
 
 
-def test_the_page_cache_of_a_process_that_joins_a_group_is_limited(group, tmp_path):
+def test_the_page_cache_of_a_process_that_joins_a_group_is_limited(group, on_disk, tmp_path):
     before, limit = Path("/proc/self/cgroup").read_text(), 32 << 20
     (tmp_path / "file").write_bytes(bytes(2 * limit))
     drop_page_cache(tmp_path)
