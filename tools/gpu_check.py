@@ -253,7 +253,7 @@ def build_commands(check: Check) -> list[list[str]]:
         return [[*pip, "--no-index", "--find-links", str(packed), "gids-loader", *names]]
     has_backend = output_of([*PYTHON, "-c", "import nanobind_backend; print('yes')"])
     backend = [] if has_backend else [[*pip, "nanobind-backend>=1.0"]]
-    folder = f"-Cbuild-dir={check.scratch / 'build'}"
+    folder = f"--config-settings=build-dir={check.scratch / 'build'}"
     return [*backend, [*pip, "--no-build-isolation", folder, str(ROOT)]]
 
 

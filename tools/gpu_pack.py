@@ -58,7 +58,7 @@ def pack(root: Path, archive: Path, commit: str) -> int:
 
 def _build(root: Path, wheels: Path) -> None:
     """The wheel of gids."""
-    options = ["--no-deps", f"-Cbuild-dir={root / BUILD_FOLDER}", "-w", str(wheels)]
+    options = ["--no-deps", f"--config-settings=build-dir={root / BUILD_FOLDER}", "-w", str(wheels)]
     probe = "import nanobind, scikit_build_core"
     if subprocess.run([sys.executable, "-P", "-c", probe], capture_output=True).returncode == 0:
         options.append("--no-build-isolation")

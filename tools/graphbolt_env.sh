@@ -27,7 +27,7 @@ pip install -q --no-cache-dir torch==2.2.1 dgl==2.1.0 'torchdata<0.8' 'numpy<2' 
   pandas pydantic pyyaml packaging 'tqdm>=4.60' 'nanobind-backend>=1.0' 'pytest>=8' 'pytest-timeout>=2.3' \
   'pytest-xdist>=3.7'
 rm -rf "$where/wheel"
-pip wheel -q --no-deps "-Cbuild-dir=$where/build" -w "$where/wheel" "$root"
+pip wheel -q --no-deps "--config-settings=build-dir=$where/build" -w "$where/wheel" "$root"
 pip install -q --no-deps --force-reinstall "$where"/wheel/gids_loader-*.whl
 
 # -P: not the gids of the current directory, which is not built.

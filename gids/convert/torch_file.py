@@ -180,8 +180,10 @@ def _culprit(error: Exception) -> str:
 
 def _allowed() -> list[Any]:
     """The classes and functions that a file may ask for, with the names by which it does."""
-    # PyG's storages keep a defaultdict about their attributes.
-    allowed: list[Any] = [*((Record, name) for name in _RECORDS), (_plain_dict, "collections.defaultdict")]
+    # PyG's storages keep a defaultdict about their attributes. Early releases of Python
+    # 3.11 write a member of an Enum as an attribute of its class, which is a Record here.
+    allowed: list[Any] = [(Record, name) for name in (*_RECORDS, "builtins.getattr")]
+    allowed.append((_plain_dict, "collections.defaultdict"))
     multiarray: Any = importlib.import_module("numpy._core.multiarray")
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # of NumPy 1 and 2
         allowed += [(getattr(multiarray, n), f"{module}.{n}") for n in ("_reconstruct", "scalar")]
