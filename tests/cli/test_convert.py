@@ -230,6 +230,19 @@ def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
+def test_the_space_that_is_checked_is_enough_for_splits_that_overlap(tmp_path, refused, monkeypatch):
+    count = 20_000
+    masks = {f"{split}_mask": np.ones(count, np.bool_) for split in ("train", "val", "test")}
+    np.savez(tmp_path / "x.npz", x=np.zeros((count, 1), np.int8), **masks)
+    with monkeypatch.context() as patch:
+        patch.setattr("gids.write.files.os.statvfs", lambda _: os.statvfs_result([0] * 10))
+        error = refused("convert", tmp_path / "x.npz", tmp_path / "x.gids")
+    needed = parse_bytes(re.search("not enough room, and nothing more was written: (.*) needed", error)[1])
+    gids("convert", tmp_path / "x.npz", tmp_path / "x.gids")
+    files = [file for file in (tmp_path / "x.gids").rglob("*") if file.is_file() and file.suffix != ".json"]
+    assert needed >= sum(file.stat().st_size for file in files) - 4096 * len(files)  # without headers
+
+
 def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
     monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: 512)
