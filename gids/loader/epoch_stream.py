@@ -466,15 +466,24 @@ def without_frames(error: Exception) -> Exception:
     """An error that is raised later. A note says where it was raised first.
 
     Its frames, and since Python 3.13 those that called them, would keep the stream, which must end at once
-    when it is dropped.
+    when it is dropped. The same goes for its causes, but not for an error that the user handles meanwhile.
     """
-    told = [note for note in getattr(error, "__notes__", ()) if note.startswith("Traceback")]
+    notes = list(vars(error).get("__notes__") or ())  # not by add_note(), which a frozen dataclass refuses
+    told = any("Traceback (most recent call last)" in str(note) for note in notes)
     if not told and not isinstance(error, StorageError):  # that one says what cannot be read
-        error.add_note("".join(traceback.format_exception(error)).rstrip())
+        vars(error)["__notes__"] = [*notes, "".join(traceback.format_exception(error)).rstrip()]
+    running = (frame for frame, _ in traceback.walk_stack(None))
+    of_user = {frame for frame in running if not frame.f_globals.get("__name__", "").startswith("gids.")}
     errors: list[BaseException] = [error]
+    seen = set[int]()
     for each in errors:
-        each.__traceback__ = None
-        errors += [e for e in (each.__cause__, each.__context__) if e is not None and e not in errors]
+        frames = each.__traceback__
+        if id(each) in seen or (frames is not None and frames.tb_frame in of_user):
+            continue
+        seen.add(id(each))
+        BaseException.with_traceback(each, None)
+        parts = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        errors += [e for e in (each.__cause__, each.__context__, *parts) if e is not None]
     return error
 
 

@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -182,20 +183,43 @@ def test_a_stream_that_raised_an_error_ends_when_it_is_dropped(path: Path, reads
             gc.enable()
 
 
-def test_a_stream_that_holds_an_error_ends_when_it_is_dropped(path: Path) -> None:
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """An error whose attributes cannot be set."""
+
+    step: int
+
+
+class FailingSource(Source):
+    """Raises an error of this kind after three minibatches."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(4, ())
+        self._kind = kind
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        if self._step < 2:
+            return super().__next__()
+        if self._kind == "frozen":
+            raise FrozenError(3)
+        try:
+            raise ValueError("no more")
+        except ValueError as error:
+            if self._kind == "alone":
+                raise
+            errors = [error]
+        raise ExceptionGroup("no more", errors)
+
+
+@pytest.mark.parametrize("kind", ["alone", "group", "frozen"])
+def test_a_stream_that_holds_an_error_ends_when_it_is_dropped(path: Path, kind: str) -> None:
     """The error of a source, sampled ahead and not due."""
-
-    def failing() -> Iterator[dict[str, torch.Tensor]]:
-        for i in range(3):
-            yield {"paper.feat": torch.tensor([i])}
-        raise ValueError("no more")
-
     with gids.open(path, memory="16MB", window=8) as source:
         loader = gids.FeatureLoader(source, ["paper.feat"])
         gc.collect()
         gc.disable()
         try:
-            stream = loader.attach(failing(), lambda ids: ids)
+            stream = loader.attach(FailingSource(kind), lambda ids: ids)
             next(stream)
             next(stream)
             dropped = weakref.ref(stream)
@@ -204,6 +228,38 @@ def test_a_stream_that_holds_an_error_ends_when_it_is_dropped(path: Path) -> Non
             assert not loader.has_open_epoch
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+@pytest.mark.parametrize("kind", ["alone", "group", "frozen"])
+def test_an_error_that_was_met_ahead_is_itself_and_says_where_it_was_raised(
+    path: Path, reads: Any, kind: str
+) -> None:
+    classes = {"alone": ValueError, "group": ExceptionGroup, "frozen": FrozenError}
+    with gids.open(path, memory="16MB", window=8, reads=reads) as source:
+        stream = gids.FeatureLoader(source, ["paper.feat"]).attach(FailingSource(kind), lambda ids: ids)
+        assert [int(next(stream)[0]["paper.feat"]) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(classes[kind]) as caught:
+            next(stream)
+        (note,) = caught.value.__notes__
+        assert "in __next__" in note
+        assert list(stream) == []
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_an_error_that_the_user_handles_meanwhile_keeps_its_frames(path: Path, reads: Any) -> None:
+    """The error of the source has it as its context."""
+    with gids.open(path, memory="16MB", window=8, reads=reads) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        try:
+            raise KeyError("mine")
+        except KeyError as mine:
+            frames = mine.__traceback__
+            with pytest.raises(ValueError, match="no more") as caught:
+                list(loader.attach(FailingSource("alone"), lambda ids: ids))
+            kept = mine.__traceback__ is frames
+        assert kept
+        assert isinstance(caught.value.__context__, KeyError)
 
 
 @pytest.mark.parametrize("reads", ["random", "pack"])
