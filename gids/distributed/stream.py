@@ -12,7 +12,7 @@ import torch
 
 from gids.distributed.steps import Due, Step, Steps
 from gids.errors import RankError, StorageError
-from gids.loader.epoch_stream import EpochStream
+from gids.loader.epoch_stream import EpochStream, without_frames
 from gids.loader.learned import Learned
 from gids.loader.options import MAX_PLANNED
 from gids.loader.readers import Features, Reader
@@ -136,7 +136,7 @@ class LockstepStream(EpochStream[T]):
         except StopIteration:
             due.error = RuntimeError("there are no rows for a step that was sampled")
         except Exception as error:  # the other ranks wait
-            due.error = error
+            due.error = without_frames(error)
 
     def _send(self, most: int) -> None:
         """Begin to send the rows of further steps, until those of so many are on their way."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,6 +128,22 @@ def read_damaged(
             assert next(mine, None) is None
             seen["errors"].append(errors)
     return seen
+
+
+def drop_after_an_error(dataset: Path, shard: Path) -> tuple[bool, bool]:
+    """Leave an epoch at a page that cannot be read: (whether there was one, whether the epoch stays open)."""
+    loader, failed = open_loader(dataset, 20.0), False
+    os.truncate(shard, shard.stat().st_size // 2)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in loader:
+            pass
+    except gids.StorageError:
+        failed = True
+    finally:
+        gc.enable()
+    return failed, loader.feature_loader.has_open_epoch
 
 
 def raise_between_exchanges(tell: Tell, dataset: Path) -> None:

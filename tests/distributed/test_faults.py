@@ -170,6 +170,13 @@ def test_a_failed_read_is_an_error_of_the_step_in_every_column(
     assert all("rank 2" in message or "rank 3" in message for _, message in seen[0]["errors"][0])
 
 
+def test_an_epoch_that_is_left_after_an_error_ends(ranks: RankPool, tmp_path: Path) -> None:
+    """Otherwise only this rank has an open epoch, and no memory for its next loader."""
+    dataset = write_cited(tmp_path / "left.gids", CITED[:1])
+    shard = dataset / "tables/paper.feat/shard-00.bin"
+    assert ranks.run(1, fault_program.drop_after_an_error, dataset, shard) == [(True, False)]
+
+
 def test_parts_of_another_division_are_refused(cited: Path, parts: Path, ranks: RankPool) -> None:
     """It has the same dataset, number of parts and method."""
     other = parts.with_name("other parts")
