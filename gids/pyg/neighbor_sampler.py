@@ -73,6 +73,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         *,
         threads: int | None = None,
     ) -> None:
+        before = set(vars(self))  # of a subclass
         if sample_direction != "forward":
             raise NotImplementedError(
                 f"sample_direction={sample_direction!r} is not supported, only 'forward': the topology is "
@@ -137,6 +138,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         )
         self._hops, self._process = self._make_hops(), os.getpid()
         self._topologies: dict[bool, Topology] = {}
+        self._own_names = set(vars(self)) - before
 
     @property
     def hops(self) -> HopSampler:
@@ -252,7 +254,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         return ntype is not None and all(ntype not in (g.relation[0], g.relation[2]) for g in self.graphs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._made_of), ()
+        added = {name: value for name, value in vars(self).items() if name not in self._own_names}
+        return _remade, (type(self), self._made_of), added
 
 
 def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
@@ -281,3 +284,10 @@ def _whole(times: torch.Tensor) -> torch.Tensor:
 
 def _modulo(trees: Any, count: int) -> Any:
     return {t: b % count for t, b in trees.items()} if isinstance(trees, dict) else trees % count
+
+
+def _remade(kind: type[NeighborSampler], made_of: dict[str, Any]) -> NeighborSampler:
+    """A sampler of this class, whose own constructor may take other arguments."""
+    made = kind.__new__(kind)
+    NeighborSampler.__init__(made, **made_of)
+    return made

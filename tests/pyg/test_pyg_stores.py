@@ -181,12 +181,23 @@ def test_stores_from_before_and_after_a_replacement_are_not_one_dataset(tmp_path
         gids.pyg.GraphStore(stores[0]).get_edge_index(CITES, "csc")
 
 
+class OwnSampler(gids.pyg.NeighborSampler):
+    """A sampler of a user, with a constructor and attributes of its own."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.count = count
+        super().__init__(str(path), [count, count])
+        self.name = "mine"
+
+
 def test_stores_and_samplers_can_be_sent_to_processes(several_path: Path) -> None:
     features, graphs = pickle.loads(pickle.dumps(both(several_path)))
     assert len(features.get_tensor("author", "x", index=None)) == AUTHORS
     assert len(graphs.get_all_edge_attrs()) == 3
     sampler = pickle.loads(pickle.dumps(gids.pyg.NeighborSampler((features, graphs), [2])))
     assert repr(sampler.hops).startswith("HopSampler")
+    own = pickle.loads(pickle.dumps(OwnSampler(several_path, 3)))
+    assert (type(own), own.count, own.name, own.num_neighbors.values) == (OwnSampler, 3, "mine", [3, 3])
 
 
 SPAWN = """
