@@ -115,9 +115,10 @@ class Sampled(Iterator[T]):
     def close(self) -> None:
         """Drop the source. Idempotent. Also called by the stream of rows at its end."""
         close = getattr(self._minibatches, "close", None)
+        running = getattr(self._minibatches, "gi_running", False)  # in a forked child: by no thread of it
         self._minibatches = iter(())
         self._first.clear()
-        if close is not None:
+        if close is not None and not running:
             close()
 
     def _sample(self) -> object:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import ended
 from loader_example import TABLES, Ids, check, ids_of, minibatches
 
 import gids
@@ -296,6 +297,26 @@ def test_closing_a_source_waits_for_every_stream(path: Path, reads: Any) -> None
         assert not closer.is_alive()
         assert taken == [500] * len(taken)
         assert len(taken) >= 2
+
+
+def test_a_forked_child_closes_what_a_thread_of_its_parent_samples(path: Path) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[dict[str, torch.Tensor]]:
+        entered.set()
+        assert go_on.wait(60)
+        yield {"paper.feat": torch.arange(9)}
+
+    with gids.open(path, memory="16MB") as source:
+        stream = gids.FeatureLoader(source, ["paper.feat"]).attach(slowly(), lambda ids: ids)
+        consumer = threading.Thread(target=list, args=(stream,))
+        consumer.start()
+        assert entered.wait(60)
+        try:
+            ended(source.close)
+        finally:
+            go_on.set()
+            consumer.join()
 
 
 @pytest.mark.parametrize("reads", ["random", "pack"])
