@@ -179,7 +179,7 @@ class Placement(ABC):
         self.plan: MemoryPlan | None = None
         self.end = ExitStack()
         self.minibatch_bytes = 0
-        self._built_for: Callable[[], EpochInput[Any] | None] = lambda: None  # the last cache
+        self._had_cache: Callable[[], EpochInput[Any] | None] = lambda: None  # the last epoch
         self._seen: Rows = {}  # the most that a minibatch read so far
         self._checked: Rows = {}  # of a minibatch for which there was room
         self._warned = False
@@ -259,8 +259,8 @@ class Placement(ABC):
                     raise
                 # No cache has room for the largest one, which was warned of.
                 self._build_for_less(sizes, epoch, build)
-            self._built_for = weakref.ref(epoch)
         assert self.cache is not None
+        self._had_cache = weakref.ref(epoch)
         # Not before: a minibatch that does not fit does not count.
         self._seen, self.minibatch_bytes = larger(rows, self._seen), largest_bytes
         return self.cache
@@ -271,7 +271,7 @@ class Placement(ABC):
         try:
             build(usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen={}))
         except MemoryBudgetError:
-            if self._built_for() is not epoch or self.plan is None:
+            if self._had_cache() is not epoch or self.plan is None:
                 raise
             build(replace(self.plan.sizes, growths=(1.0,)))
             self._keep_within_memory(sizes, epoch)
@@ -579,7 +579,8 @@ def _what_helps(placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
     held = plan.sizes
 
     def as_wanted(other: MemoryPlan) -> bool:
-        return other.sizes.window_batches == wanted.window_batches and not other.sizes.late_outputs
+        same_window = other.sizes.window_batches == wanted.window_batches
+        return same_window and other.sizes.late_outputs == wanted.late_outputs
 
     if not as_wanted(plan):
         shortened = (

@@ -283,7 +283,8 @@ class PackChooser:
         way = "random" if layout is None else "pack"
         choice = Choice(way, round(len(sampled.spool) * times), predicted)
         self._note(choice)
-        seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
+        known = {name: s for name, s in sorted(predicted.items()) if math.isfinite(s)}
+        seconds = ", ".join(f"{name} {s:.1f} s" for name, s in known.items()) or "nothing"
         log.info("%d minibatches by %s reads: predicted %s", choice.minibatches, way, seconds)
 
     def _note(self, choice: Choice) -> None:

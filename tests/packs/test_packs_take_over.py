@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,26 @@ def test_a_larger_minibatch_that_no_cache_has_room_for_ends_no_epoch(
     too_small, larger = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "in later epochs too: give more memory" in larger
     assert "is too small for packs, so rows are read at random: with memory=" in too_small
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_neither_does_one_of_a_later_epoch(
+    path: Path, rows: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The epoch before had the cache. What is logged of its memory needs an end, too."""
+    caplog.set_level(logging.INFO, "gids")
+    tables = ["paper.feat", "paper.text"]
+    with gids.open(path, reads="auto", memory=400_000, window=4, tuning=gids.Tuning(queue_depth=2)) as source:
+        loader = gids.FeatureLoader(source, tables)
+        for sizes in ([200] * 8, [1, 1, 232, 3836, 2862, 1, 1114, 1], [200, 2500, 200, 1646, 109, 400]):
+            generator = torch.Generator().manual_seed(1)
+            ids = [torch.randperm(4000, generator=generator)[:count] for count in sizes]
+            for of_one, features in loader.attach(
+                ids, lambda of_one: dict.fromkeys(tables, of_one), count=len(ids)
+            ):
+                for name in tables:
+                    assert same_bits(features[name], rows[name][of_one])
+    assert "inf" not in caplog.text
 
 
 @pytest.mark.usefixtures("_packs_pay")
