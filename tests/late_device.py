@@ -90,6 +90,12 @@ class LateStream(EmulatedStream):
         self, work: Callable[[], object], may_run: Callable[[], bool] = lambda: True, *, counts: bool = True
     ) -> None:
         self._device.memory.collect()
+        self._put(work, may_run, counts=counts)
+
+    def _put(
+        self, work: Callable[[], object], may_run: Callable[[], bool] = lambda: True, *, counts: bool
+    ) -> None:
+        """After collect(), which needs the memory's lock: that is taken before a stream's."""
         merge(self.after, self._device.seen)
         self.after[self] += 1
         super().put(work, may_run, counts=counts)
@@ -109,9 +115,10 @@ class LateStream(EmulatedStream):
 
     def record_event(self, *, counts: bool = True) -> LateEvent:
         event = LateEvent(self._device)
+        self._device.memory.collect()
         with self._flushing:
             event.held_by(self)
-            self.put(partial(setattr, event, "passed", True), counts=counts)
+            self._put(partial(setattr, event, "passed", True), counts=counts)
             event.after = dict(self.after)
         return event
 
