@@ -195,7 +195,8 @@ def run(checkout: Path, files: list[Path], data: str) -> AgainstGids:
     """Run the tests with data in "memory" or on "disk". Exits with status 2 if pytest could not run them."""
     with tempfile.TemporaryDirectory() as folder:
         plugin = AgainstGids(Path(folder) if data == "disk" else None)
-        options = ["--rootdir", str(checkout), "-c", "/dev/null", "-p", "no:cacheprovider", "-n", "0"]
+        (settings := Path(folder, "none.ini")).touch()  # in place of the checkout's
+        options = ["--rootdir", str(checkout), "-c", str(settings), "-p", "no:cacheprovider", "-n", "0"]
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             quiet = ["-q", "--tb=short", "--no-header"]
