@@ -466,8 +466,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 def without_frames(error: Exception) -> Exception:
     """An error that is raised later. A note says where it was raised first.
 
-    Its frames, and since Python 3.13 those that called them, would keep the stream, which must end at once
-    when it is dropped. The same goes for its causes, but not for an error that the user handles meanwhile.
+    A stream must end at once when it is dropped, so its errors must not keep it alive. Frames would: those of
+    the traceback, and since Python 3.13 also those that called them. Causes lose their frames, too. An error
+    that the user's own code handles meanwhile keeps them.
     """
     notes = list(vars(error).get("__notes__") or ())  # not by add_note(), which a frozen dataclass refuses
     told = any("Traceback (most recent call last)" in str(note) for note in notes)

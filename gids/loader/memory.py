@@ -266,8 +266,11 @@ class Placement(ABC):
         return self.cache
 
     def _build_for_less(self, sizes: Sizes, epoch: EpochInput[Any], build: Callable[[Sizes], None]) -> None:
-        """Build a cache although none has room for the largest minibatch: for this one; if that does not fit
-        either, and the epoch had a cache, which was freed for packs, as that one was."""
+        """Build a cache that has no room for the largest minibatch so far.
+
+        It has room for minibatches like this one. If that does not fit either, and this epoch's cache was
+        freed for packs, it gets the same sizes as that cache.
+        """
         try:
             build(usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen={}))
         except MemoryBudgetError:

@@ -152,7 +152,7 @@ def test_a_larger_minibatch_that_no_cache_has_room_for_ends_no_epoch(
 def test_neither_does_one_of_a_later_epoch(
     path: Path, rows: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The epoch before had the cache. What is logged of its memory needs an end, too."""
+    """An earlier epoch built the cache. The log's advice about memory must also come to an end."""
     caplog.set_level(logging.INFO, "gids")
     tables = ["paper.feat", "paper.text"]
     with gids.open(path, reads="auto", memory=400_000, window=4, tuning=gids.Tuning(queue_depth=2)) as source:
