@@ -161,9 +161,10 @@ def convert(
         _change_edges(source, options)
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         on_total(conversion.work_bytes())
-        masks_to_splits(source, writer.scratch, options.split_column)
         partial = writer.scratch.parent  # it and the folders of shards may have a part of the dataset already
         written = {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
+        check_space(conversion.needed(), written)  # before masks are read, which takes long if they are large
+        masks_to_splits(source, writer.scratch, options.split_column)
         writer.expect_bytes(check_space(conversion.needed(), written))
         conversion.write()
         on_stage("publishing")

@@ -235,7 +235,10 @@ def test_the_space_that_is_checked_is_enough_for_splits_that_overlap(tmp_path, r
     masks = {f"{split}_mask": np.ones(count, np.bool_) for split in ("train", "val", "test")}
     np.savez(tmp_path / "x.npz", x=np.zeros((count, 1), np.int8), **masks)
     with monkeypatch.context() as patch:
-        patch.setattr("gids.write.files.os.statvfs", lambda _: os.statvfs_result([0] * 10))
+        free = iter([1 << 20, 0])  # blocks before and after the masks are read
+        patch.setattr(
+            "gids.write.files.os.statvfs", lambda _: os.statvfs_result([4096] * 4 + [next(free)] * 6)
+        )
         error = refused("convert", tmp_path / "x.npz", tmp_path / "x.gids")
     needed = parse_bytes(re.search("not enough room, and nothing more was written: (.*) needed", error)[1])
     gids("convert", tmp_path / "x.npz", tmp_path / "x.gids")
