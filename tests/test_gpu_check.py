@@ -158,7 +158,7 @@ def test_tests_that_take_too_long_are_killed(check, test_files, monkeypatch):
         check._ends.clear()
         check.steps.clear()
         gpu_check.run_tests(check)
-        if ended := re.match(r"killed after \d+ s; 2 failed, [67] passed", check.steps[0].note):
+        if ended := re.match(r"killed after \d+ s; 2 failed, \d passed", check.steps[0].note):
             break
     assert ended, check.steps[0].note
     assert check.steps[0].result == "overran"
