@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from gids.cli.progress import Progress
 
 SCHEMA_VERSION = 2
+_STREAMS = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
 Setting = Mapping[str, str | int | float | bool | None]
 
 
@@ -111,8 +114,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write the JSON. Raises OSError."""
-        with path.open("a" if path.is_relative_to("/dev") else "w") as file:  # stdout may have other output
-            file.write(json.dumps(self.as_json(), indent=2) + "\n")
+        write_text(path, json.dumps(self.as_json(), indent=2) + "\n")
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,14 @@ def check_writable(path: Path) -> None:
         raise FileNotFoundError(f"no directory {folder} to write {path.name} in")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise PermissionError(f"{path} cannot be written")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file. One that is open already, such as /dev/stdout, goes on where it is. Raises OSError."""
+    open_file = re.fullmatch(r"/dev/fd/(\d+)", _STREAMS.get(str(path), str(path)))
+    sys.stdout.flush()
+    with open(int(open_file[1]), "w", closefd=False) if open_file else path.open("w") as file:
+        file.write(text)
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

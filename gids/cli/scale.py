@@ -79,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.bench.plot import check_plotting
-    from gids.bench.report import check_writable
+    from gids.bench.report import check_writable, write_text
     from gids.scale.curves import Setting, measure
     from gids.scale.model import Model, Plan, predict_all
     from gids.scale.text import curves_table, plot, prediction_tables, rates_line, recommend
@@ -127,7 +127,8 @@ def run(args: argparse.Namespace) -> int:
             "predictions": [asdict(prediction) for prediction in predictions],
             "recommendation": advice,
         }
-        args.json.write_text(json.dumps(contents, indent=2, default=lambda array: array.tolist()) + "\n")
+        text = json.dumps(contents, indent=2, default=lambda array: array.tolist())
+        write_text(args.json, text + "\n")
     if args.plot is not None:
         title = f"{store.name}: {args.sampler}, batch {args.batch_size} per rank"
         plot(args.plot, title, predictions)

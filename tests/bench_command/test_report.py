@@ -68,14 +68,15 @@ def test_shared_settings_are_found():
     assert shared(report.figures, titles) == {"size": 2, "depth": 4}
 
 
-def test_standard_output_that_is_a_file_gets_the_report_at_its_end(tmp_path):
+def test_an_open_file_gets_the_report_where_it_is(tmp_path):
     with open(tmp_path / "out", "w") as out:
         print("before", file=out, flush=True)
         path = Path(f"/dev/fd/{out.fileno()}")
         check_writable(path)
         Report("test", ["gids"]).write(path)
-    before, report = (tmp_path / "out").read_text().split("\n", 1)
-    assert (before, json.loads(report)["question"]) == ("before", "test")
+        print("after", file=out)
+    before, *report, after = (tmp_path / "out").read_text().splitlines()
+    assert (before, json.loads("".join(report))["question"], after) == ("before", "test", "after")
 
 
 def test_checking_a_path_does_not_change_the_file(tmp_path):

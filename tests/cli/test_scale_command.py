@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -90,6 +92,15 @@ def test_tables_and_json_agree(dataset, run, tmp_path):
     assert one["seconds"] == modes[1, "independent"]["seconds"]
     [first] = [p for p in found["curves"] if p["batch_size"] == 8]
     assert modes[1, "independent"]["work"]["rows"] == first["input_nodes"]["_N"]
+
+
+def test_json_and_tables_in_one_file(dataset, tmp_path):
+    words = ["scale", dataset, *QUICK, "--ranks", "1", "--json", "/dev/stdout"]
+    with open(tmp_path / "out", "w") as out:
+        subprocess.run([sys.executable, "-m", "gids", *words], stdout=out, check=True)
+    found, end = json.JSONDecoder().raw_decode(said := (tmp_path / "out").read_text())
+    assert said[end:].startswith("\nmade.gids: 1,000 seeds")
+    assert said.splitlines()[-1] == found["recommendation"]
 
 
 def test_rates_decide_the_bottleneck(dataset, run, tmp_path):
@@ -186,7 +197,7 @@ def test_storage_is_measured_unless_given(dataset, run):
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "much"], "--cache much is not a cache size"),
         (["--json", "no/where/out.json"], "no/where to write out.json in"),
-        (["--seeds", "val"], "made.gids has no val split"),
+        (["--seeds", "val"], "no node of made.gids is in a val split"),
         (["--fanouts", "0"], "fanout"),
     ],
 )
