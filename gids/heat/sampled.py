@@ -83,7 +83,7 @@ def choose_seeds(store: FeatureStore, which: str) -> dict[str, Ids]:
         raise ValueError(f"seeds={which!r}; it must be one of {', '.join(SPLITS)}, all")
     seeds = {ntype: split[which].numpy() for ntype, split in store.splits.items() if which in split}
     if not any(map(len, seeds.values())):
-        raise ValueError(f"{store.name} has no {which} split: give seeds='all' (--seeds all)")
+        raise ValueError(f"no node of {store.name} is in a {which} split: give seeds='all' (--seeds all)")
     return seeds
 
 

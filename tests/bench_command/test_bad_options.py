@@ -58,7 +58,7 @@ REFUSED: Cases = {
         (["--sampler", "magic"], "--sampler must be one of neighbor"),
         (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
         (["--fanouts", "3,0"], "fanouts"),
-        (["--seeds", "test"], "has no test split"),
+        (["--seeds", "test"], "is in a test split"),
     ],
 }
 UNREADABLE: Cases = {
