@@ -48,17 +48,17 @@ class _Fractions(FormatError):
         self.columns = columns
 
 
-def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> FileRows:
+def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None, *, columns: int = 0) -> FileRows:
     """The numbers of a text file as rows[lines, columns], in a file in scratch.
 
     Columns are separated by commas, tabs or spaces; numbers may be in double quotes; `#` begins a comment; a
-    first line of words is a header. dtype: default int64 if all numbers are whole, else float32. Raises
-    FormatError for lines of another length, text that is not a number, a number that dtype cannot hold, and
-    a damaged .gz file.
+    first line of words is a header. dtype: default int64 if all numbers are whole, else float32. columns: of
+    a file without numbers; 0: it is refused. Raises FormatError for lines of another length, text that is not
+    a number, a number that dtype cannot hold, and a damaged .gz file.
     """
     try:
         kind = dtype or torch.int64
-        target, shape = _parse(path, scratch, np.dtype(str(kind).removeprefix("torch.")))
+        target, shape = _parse(path, scratch, np.dtype(str(kind).removeprefix("torch.")), default=columns)
     except _Fractions:
         if dtype is not None:
             raise
@@ -87,7 +87,7 @@ def read_pairs(path: Path, scratch: Path) -> FileRows:
     names = header_of(path)
     if names and end_columns(names, f"the edges of {path}") != (0, 1):
         raise FormatError(f"{path} has the columns {', '.join(names)}; the first must be the sources")
-    pairs = read_text(path, scratch, torch.int64)
+    pairs = read_text(path, scratch, torch.int64, columns=2)
     if pairs.shape[1] != 2:
         raise FormatError(f"{path} has {pairs.shape[1]} columns; edges must have 2")
     return pairs
@@ -113,9 +113,10 @@ def header_of(path: Path) -> list[str]:
 
 
 def _parse(
-    path: Path, scratch: Path, dtype: np.dtype[np.generic], floats: Collection[int] = ()
+    path: Path, scratch: Path, dtype: np.dtype[np.generic], floats: Collection[int] = (), default: int = 0
 ) -> tuple[Path, tuple[int, int]]:
-    """Write the numbers to a file. Returns it, and their shape. floats: columns that are float64.
+    """Write the numbers to a file. Returns it, and their shape. floats: columns that are float64. default:
+    columns of a text without numbers; 0: it is refused.
 
     Raises _Fractions for columns of whole numbers with fractions.
     """
@@ -137,7 +138,7 @@ def _parse(
             rows += len(values)
             check_space([(target.parent, values.nbytes)])
             out.write(values.data)
-    if not rows:
+    if not (columns := columns or default):
         raise FormatError(f"{path} has no numbers")
     return target, (rows, columns)
 
