@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gids.convert.synthetic import GraphSpec, write_graph
 
-    train, val, test = (int(share * args.nodes) for share in args.split)
+    ends = [min(args.nodes, round(share * args.nodes)) for share in accumulate(args.split)]
+    train, val, test = (end - begin for begin, end in pairwise([0, *ends]))
     edges = 16 * args.nodes if args.edges is None else args.edges
     spec = GraphSpec(
         node_count=args.nodes,
