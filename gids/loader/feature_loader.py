@@ -401,7 +401,8 @@ class FeatureLoader(Closing):
             self._packs.release()
         self._placement.allow_waiting(epoch.waiting_batches)
         own = weakref.ref(stream)
-        ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), time.perf_counter())
+        steps, begun = self._observers.steps, time.perf_counter()
+        ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), steps, begun)
         stream.take_window(self.cache_reader(epoch), self._observers, ended)
         self._windowed, self._windowed_pid = own, os.getpid()
 
@@ -707,6 +708,7 @@ def _stream_ended(
     loader: weakref.ref[FeatureLoader],
     own: weakref.ref[EpochStream[Any]],
     before: dict[str, Any],
+    steps: int,
     begun: float,
 ) -> None:
     me = loader()
@@ -715,6 +717,7 @@ def _stream_ended(
     if me._windowed is own:  # another thread may have begun the next epoch, once this one was dropped
         me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
-        line = epoch_summary(before, me._totals(), time.perf_counter() - begun)
+        minibatches = me._observers.steps - steps
+        line = epoch_summary(before, me._totals(), minibatches, time.perf_counter() - begun)
         if line is not None:
             log.info(line)

@@ -39,14 +39,14 @@ def stage_for(device: torch.device) -> Stage:
     return nvtx_stage if device.type == "cuda" and torch.version.cuda is not None else stage
 
 
-def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> str | None:
+def epoch_summary(
+    before: Mapping[str, Any], after: Mapping[str, Any], minibatches: int, seconds: float
+) -> str | None:
     """One line about the time between two FeatureLoader.stats(); None without minibatches."""
-
+    if not minibatches:
+        return None
     epoch = between(before, after)
     packs, pages = epoch["packs"], epoch["pages"]
-    steps = max((t["steps"] for t in epoch["tables"].values()), default=0)
-    if not (minibatches := steps + packs["minibatches"]):
-        return None
     stages = ", ".join(f"{name} {epoch['seconds'][name]:.2f} s" for name in _STAGES)
     ratio = f"{100 * epoch['hits'] / pages:.1f} % of {pages} pages hit" if pages else "no pages"
     read = f"{epoch['bytes_read'] / 1e6:.1f} MB read"
@@ -116,6 +116,11 @@ class Observers:
     def any(self) -> bool:
         """Whether there is an observer."""
         return bool(self._all)
+
+    @property
+    def steps(self) -> int:
+        """Minibatches whose features were ready."""
+        return self._gathered
 
     @property
     def of_cache(self) -> bool:
