@@ -6,7 +6,6 @@ Numbers that count are subtracted and added. Sizes and names are those of the la
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,10 +63,7 @@ def _describe(way: str, choices: Sequence[Stats]) -> str:
     said += f", took {total('actual_s'):.1f} s"
     ways = set[str].intersection(*(set(choice["predicted_s"]) for choice in choices))
     seconds = {name: sum(float(choice["predicted_s"][name]) for choice in choices) for name in ways}
-    predicted = [
-        f"{name} {s:.1f} s" if math.isfinite(s) else f"{name} does not fit in memory"
-        for name, s in sorted(seconds.items(), key=lambda item: item[1])
-    ]
+    predicted = [f"{name} {s:.1f} s" for name, s in sorted(seconds.items(), key=lambda item: item[1])]
     return f"{said} (predicted: {', '.join(predicted)})" if predicted else said
 
 

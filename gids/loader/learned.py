@@ -21,8 +21,8 @@ from gids.packs import PackMachine, Superbatch
 class Choice:
     """How minibatches are read, chosen once for all of them. stats()["packs"]["choices"] has the fields.
 
-    way: "random" or "pack". minibatches: those that were considered. predicted_s: seconds, by way. returned,
-    actual_s: minibatches that came so far, and the seconds of reading them.
+    way: "random" or "pack". minibatches: those that were considered. predicted_s: seconds, by way
+    that fits in memory. returned, actual_s: minibatches that came so far, and the seconds of reading them.
     """
 
     way: str

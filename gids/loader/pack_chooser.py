@@ -279,12 +279,11 @@ class PackChooser:
         predicted: Mapping[str, float],
         times: float = 1.0,
     ) -> None:
-        predicted = {name: s * times for name, s in predicted.items()}
+        predicted = {name: s * times for name, s in predicted.items() if math.isfinite(s)}
         way = "random" if layout is None else "pack"
         choice = Choice(way, round(len(sampled.spool) * times), predicted)
         self._note(choice)
-        known = {name: s for name, s in sorted(predicted.items()) if math.isfinite(s)}
-        seconds = ", ".join(f"{name} {s:.1f} s" for name, s in known.items()) or "nothing"
+        seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items())) or "nothing"
         log.info("%d minibatches by %s reads: predicted %s", choice.minibatches, way, seconds)
 
     def _note(self, choice: Choice) -> None:

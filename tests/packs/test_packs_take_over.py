@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import time
 from pathlib import Path
@@ -129,6 +130,35 @@ def test_packs_take_over_at_any_minibatch(
     found = read(path, expected)["packs"]
     assert found["minibatches"] == COUNT - first
     assert {choice["way"] for choice in found["choices"]} == ({"pack"} if first < COUNT else set())
+
+
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("way", ["pack", "random"])
+def test_the_log_counts_each_minibatch_once(
+    path: Path,
+    expected: list[Minibatch],
+    way: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_over_at(monkeypatch, 5)  # one more is planned then
+    if way == "random":
+        monkeypatch.setattr(pack_chooser, "_pays", lambda *_: False)
+    caplog.set_level("INFO", "gids")
+    choices = read(path, expected)["packs"]["choices"]
+    assert {choice["way"] for choice in choices} == {way}
+    lines = [r.getMessage() for r in caplog.records if " minibatches in " in r.getMessage()]
+    assert [line.split()[0] for line in lines] == [str(COUNT)]
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_choices_are_json_if_only_packs_fit_in_memory(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gids.FeatureLoader, "lines_for", lambda *_: None)
+    choices = read(path, expected)["packs"]["choices"]
+    assert [sorted(choice["predicted_s"]) for choice in choices] == [["pack"]]
+    json.dumps(choices, allow_nan=False)
 
 
 @pytest.mark.usefixtures("_packs_pay")
