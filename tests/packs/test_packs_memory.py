@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges, same_bits
-from packs_example import PAPERS, assert_all_same, open_loader, open_source
+from packs_example import PAPERS, assert_all_same, cut_small, open_loader, open_source
 
 import gids
+from gids import _core
 from gids.io import open_engine
 from gids.loader import pack_reads
+from gids.packs import Superbatch, memory
 from gids.packs import superbatch as superbatch_module
+from gids.sampler import Minibatch
+from gids.store.geometry import align_up
 from gids.write import DatasetWriter
 
 ROWS, DIM = 600_000, 128
@@ -116,3 +120,37 @@ def test_the_outputs_of_a_second_stream_are_listed(
         listed = loader.stats()["memory"]
         assert listed["second stream"] >= sum(3000 * rows[name][0].nbytes for name in names)
         assert len(list(first)) == 9
+
+
+@pytest.mark.parametrize("most", [4000, 6000, 9000])
+def test_the_row_lists_of_a_superbatch_take_no_more_than_planned(
+    path: Path, expected: list[Minibatch], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists_bytes: list[int] = []
+
+    def prepare(self: Superbatch, **options: Any) -> None:
+        lists = [pack.lists for pack in self._packs] + list(self.layout.lists.values())
+        lists_bytes.append(sum(rows.nbytes for pack in lists for rows in pack))
+        before(self, **options)
+
+    before = Superbatch.prepare
+    monkeypatch.setattr(Superbatch, "prepare", prepare)
+    cut_small(monkeypatch, pack_bytes=1 << 20)
+    monkeypatch.setattr(memory.PackPlan, "lists_bytes", lambda *_: most)
+    with open_source(path, "pack") as source:
+        assert_all_same(expected, open_loader(source))
+    assert len(lists_bytes) > 1
+    assert max(lists_bytes) <= most
+
+
+def test_outputs_of_any_sizes_stay_within_what_all_have_room_for() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rooms = rng.integers(1, 400_000, rng.integers(1, 4)).tolist()
+        planned = 2 * sum(align_up(room, 4096) for room in rooms)
+        pool, taken = _core.BufferPool.create(planned), []
+        for _ in range(20):
+            shares = rng.choice([1.0, rng.random()]) * rng.uniform(0.7, 1, len(rooms))
+            taken = [pool.take(int(room * share), room) for room, share in zip(rooms, shares, strict=True)]
+        assert len(taken) == len(rooms)
+        assert pool.peak_bytes <= planned
