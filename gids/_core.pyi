@@ -627,7 +627,7 @@ class Counts:
 class Cutter:
     """Cuts minibatches into packs. spaces: (resident rows, row_bytes) of each.
 
-    lists_bytes: the first packs get row lists, until these take so many bytes. parts: a minibatch that does
+    lists_bytes: the first packs get row lists, which take at most so many bytes. parts: a minibatch that does
     not fit in a pack is cut into several.
     """
 

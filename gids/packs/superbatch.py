@@ -125,7 +125,7 @@ class Superbatch:
         # Where a sweep cannot write to the memory, resident rows come from scratch, like a pack.
         self._from_scratch = beside or machine.rows.swept is None
         self._resident_nbytes = resident_bytes if fill_resident and self._from_scratch else 0
-        at, lists_bytes = self._resident_nbytes, layout.resident.lists_bytes
+        at, lists_bytes, longest = self._resident_nbytes, layout.resident.lists_bytes, 0
         lent = 0 if machine.plan.overlap else machine.rows.lend_outputs()
         self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, lent)
         most_packs = machine.plan.most_packs(self._write_bytes)
@@ -135,11 +135,11 @@ class Superbatch:
             packs = [(number, rows) for number, (_, rows) in group]
             sizes = [self._nbytes(rows) for _, rows in packs]
             full = len(self._packs) + len(packs) > most_packs or at + sum(sizes) > room_bytes
-            if self._packs and (full or lists_bytes <= 0):
+            if self._packs and (full or lists_bytes < longest):
                 break
             if any(number not in layout.lists for number, _ in packs):
                 self._collect(begin, end)
-            skipped = [0] * len(machine.tables)
+            skipped, left_bytes = [0] * len(machine.tables), lists_bytes
             for (number, rows), nbytes in zip(packs, sizes, strict=True):
                 lists = layout.lists.pop(number, None) or self._collected(skipped, rows)
                 parts, _ = self._parts(lists)
@@ -147,6 +147,7 @@ class Superbatch:
                 at += nbytes
                 lists_bytes -= sum(rows.nbytes for rows in lists)
                 skipped = [a + b for a, b in zip(skipped, rows, strict=True)]
+            longest = max(longest, left_bytes - lists_bytes)
             begin = end
         self.end = begin
         self.last_pack = first_pack + len(self._packs)

@@ -266,8 +266,8 @@ void bind_packs(nb::module_& m) {
              new (self) Cutter(std::move(of), pack_bytes, lists_bytes, parts);
            },
            "spaces"_a, "pack_bytes"_a, nb::kw_only(), "lists_bytes"_a = 0, "parts"_a = false,
-           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, until these take "
-           "so many. parts: a minibatch that does not fit in a pack is cut into several.")
+           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, which take at "
+           "most so many. parts: a minibatch that does not fit in a pack is cut into several.")
       .def("add",
            [](Cutter& cutter, const std::vector<RowIds>& rows) {
              std::vector<std::span<const u32>> of;

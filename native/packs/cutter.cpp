@@ -80,7 +80,7 @@ void Cutter::add_pack(u64 end, const std::vector<u64>& skipped, std::vector<u64>
     u64 bytes = 0;
     for (size_t s = 0; s < spaces_.size(); ++s)
       bytes += lists.emplace_back(std::make_shared<RowList>(current_[s], skipped[s], rows[s]))->bytes();
-    lists_.push_back(std::move(lists));
+    if (bytes <= lists_bytes_) lists_.push_back(std::move(lists));
     lists_bytes_ -= std::min(lists_bytes_, bytes);
   }
   packs_.push_back({end, std::move(rows)});

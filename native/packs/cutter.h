@@ -25,7 +25,7 @@ class Cutter {
   };
   using Lists = std::vector<std::shared_ptr<RowList>>;  // of each space
 
-  // lists_bytes: the first packs get row lists, until these take so many bytes. parts: a minibatch may be cut.
+  // lists_bytes: the first packs get row lists, which take at most so many bytes. parts: a minibatch may be cut.
   Cutter(std::vector<Space> spaces, u64 pack_bytes, u64 lists_bytes, bool parts);
 
   // The next minibatch's rows of each space, below its table's number of rows.
