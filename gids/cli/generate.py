@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     if not args.quiet:
         target = args.path.with_name(args.path.name + ".gids")
+        size_bytes = sum(file.stat().st_size for file in args.path.rglob("*.npy"))
         print(f"{args.path}: {format_bytes(size_bytes)}; now: gids convert {args.path} {target}")
     return 0
 

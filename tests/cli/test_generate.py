@@ -6,6 +6,7 @@ from commands import gids
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.sizes import format_bytes
 
 SMALL = ["--nodes", "3e3", "--edges", "3e4", "--dim", "12", "--classes", "5"]
 
@@ -20,8 +21,9 @@ def generate(path, *arguments):
 
 
 def test_one_type_converts(tmp_path, capsys):
-    generate(tmp_path / "g", "--split", "0.5,0.1,0")
-    assert f"now: gids convert {tmp_path}/g {tmp_path}/g.gids" in capsys.readouterr().out
+    size_bytes = sum(map(len, generate(tmp_path / "g", "--split", "0.5,0.1,0").values()))
+    now = f"now: gids convert {tmp_path}/g {tmp_path}/g.gids"
+    assert capsys.readouterr().out == f"{tmp_path}/g: {format_bytes(size_bytes)}; {now}\n"
     gids("convert", tmp_path / "g", tmp_path / "g.gids")
     store = FeatureStore(tmp_path / "g.gids")
     assert store.table("feat").shape == (12,)
