@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,8 +115,10 @@ def test_ctrl_c(large: Path, tmp_path: Path, when: str, monkeypatch: pytest.Monk
             try:
                 while True:
                     steps.extend(len(ids) for ids, _ in read_large(source))
-            except KeyboardInterrupt:  # whose traceback keeps the frames of the loader
-                wait_until_all_has_ended(tmp_path)
+            except KeyboardInterrupt as error:  # whose traceback keeps the frames of the loader
+                if any(frame.name == "__next__" for frame in traceback.extract_tb(error.__traceback__)):
+                    wait_until_all_has_ended(tmp_path)
+            wait_until_all_has_ended(tmp_path)  # also if this test was interrupted, which has the iterator
 
     ended(work)
 
