@@ -126,6 +126,28 @@ def test_a_page_that_gets_a_host_line_while_another_thread_reads_through(
     cache.retire(0)
 
 
+def test_a_page_that_gets_a_host_line_while_the_garbage_collector_cancels_steps(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may close a dropped stream in the thread that reads through, between the two kernels."""
+    table, ids = write_raw_table(tmp_path, make_rows(60, 128), page_bytes=512), torch.arange(60)
+    cache = make(table, 0, 60)
+    cache.enter(0, {table.name: ids})
+    cache.plan(0)
+    gather = cache._kernels._gather
+
+    def then_cancel(kernel: str, *args: Any, **options: Any) -> None:
+        gather(kernel, *args, **options)
+        if kernel == "gids_gather_host_lines":
+            cache.cancel()
+
+    monkeypatch.setattr(cache._kernels, "_gather", then_cancel)
+    rows, error = cache.read_through({table.name: ids})
+    assert error is None
+    assert same_bits(rows[table.name], table.rows)
+    assert cache.next_step == 1
+
+
 def test_rounds_are_copied_again_after_a_cancelled_stream(tmp_path: Path, make: Make, device: Device) -> None:
     """The positions of later rounds in the ring count the cancelled ones."""
     rng = np.random.default_rng(1)

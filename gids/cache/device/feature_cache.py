@@ -344,12 +344,14 @@ class DeviceFeatureCache:
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
                 for name, tensor in self._positions(tensors).items():
-                    plan = self._new_plan(THROUGH, name, tensor)
-                    self._kernels.retire(plan.state, plan.counters, None, 0)
+                    plan, retired = self._new_plan(THROUGH, name, tensor), None
                     outputs[name] = plan.out
                     left[name] = self._device.empty((len(tensor),), torch.int64)
                     with self._enqueueing:  # else a page could get a line between its two kernels
-                        self._kernels.gather_lines(plan, left[name])
+                        while retired != self._retired:  # the garbage collector may cancel steps between them
+                            retired = self._retired
+                            self._kernels.retire(plan.state, plan.counters, None, 0)
+                            self._kernels.gather_lines(plan, left[name])
                 self._counters.show(THROUGH)
                 self.stream.synchronize()
                 if bad := self._bad_id(THROUGH, tensors):
