@@ -270,7 +270,7 @@ class LayeredSampler(ABC):
         """Bytes of memory kept between minibatches, on the host and on devices."""
         host = self._host
         host_bytes = 0 if host is None else host.scratch_bytes + host.idle_bytes
-        return host_bytes + sum(d.nbytes for d in self._devices.values())
+        return host_bytes + sum(d.nbytes for d in list(self._devices.values()))
 
     def scratch_bytes(self, at_once: int = 1) -> int:
         """Host memory to sample at_once minibatches in one call, without the minibatches.

@@ -101,6 +101,28 @@ def test_two_threads_may_cancel_at_once(tmp_path: Path, make: Make) -> None:
     cache.audit()
 
 
+def test_another_thread_may_look_at_the_counters(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(50, 128), page_bytes=512)
+    cache, before = make(table, 20), sys.getswitchinterval()
+
+    def use() -> None:
+        for _ in range(12):
+            for step in range(cache.next_step, cache.next_step + 20):
+                cache.enter(step, {table.name: torch.arange(50)})
+            cache.cancel()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            used = thread.submit(use)
+            while not used.done():
+                assert cache.stats()[table.name]["lines"] == 20
+                assert cache.memory()["outputs"] == 0
+            used.result()
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_a_page_that_gets_a_host_line_while_another_thread_reads_through(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,26 @@ def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> Non
     for pinned in topology.pinned:
         pinned.close()
     device.close()
+
+
+def test_another_thread_may_ask_for_the_memory_of_a_sampler(device: Device) -> None:
+    draws, before = Neighbor([2]), sys.getswitchinterval()
+    streams = [device.new_stream(), device.new_stream()]
+
+    def sample(pinned: PinnedGraph) -> None:
+        for step in range(30):  # each stream has scratch of its own
+            with device.use(streams[step % 2]):
+                draws.sample(pinned, torch.arange(3), step=step)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with PinnedGraph(GRAPH, device, topology_on="host") as pinned, ThreadPoolExecutor(1) as thread:
+            sampled = thread.submit(sample, pinned)
+            while not sampled.done():
+                assert draws.nbytes >= 0
+            sampled.result()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_starting_does_not_wait_but_settles_the_minibatch_before() -> None:

@@ -396,7 +396,7 @@ class DeviceFeatureCache:
         A step counts after gather(). Also: host_lines; host_lines_bytes, in pinned host memory;
         scratch_bytes. Seconds are the host's; each table gets an equal part of the total.
         """
-        tables = {}
+        tables, steps = {}, list(self._steps.values())  # which another thread may change
         for name, state in self._states.items():
             tables[name] = {
                 **self._counters.sums(name),
@@ -407,7 +407,7 @@ class DeviceFeatureCache:
                 "host_lines_bytes": state.far.bytes.nbytes,
                 "line_metadata_bytes": state.owners.nbytes,
                 "page_table_bytes": state.words.nbytes,
-                "step_bytes": sum(s.ids[name].nbytes for s in self._steps.values() if name in s.ids)
+                "step_bytes": sum(s.ids[name].nbytes for s in steps if name in s.ids)
                 * (1 if state.order is None else 2),
                 "scratch_bytes": self._pools[name].nbytes + state.metadata_bytes(),
             }
@@ -570,7 +570,7 @@ class DeviceFeatureCache:
             self._consumed.popleft().synchronize()
 
     def _output_bytes(self) -> int:
-        return sum(out.nbytes for s in self._steps.values() for out in s.outputs.values())
+        return sum(out.nbytes for s in list(self._steps.values()) for out in list(s.outputs.values()))
 
     @contextmanager
     def _batch(self, *, hold: bool = False) -> Iterator[None]:

@@ -54,7 +54,7 @@ class DeviceRates:
     @property
     def nbytes(self) -> int:
         """Device memory of the masks."""
-        return sum(mask.nbytes for mask in self._masks.values())
+        return sum(mask.nbytes for mask in list(self._masks.values()))
 
     def of(
         self,

@@ -556,7 +556,8 @@ class DeviceSampler:
     @property
     def nbytes(self) -> int:
         masks = self._rates.nbytes if self._rates is not None else 0
-        return sum(t.nbytes for t in self._scratch.values()) + masks
+        scratch = list(self._scratch.values())  # another thread may sample
+        return sum(t.nbytes for t in scratch) + masks
 
     @property
     def rates(self) -> DeviceRates:
