@@ -14,6 +14,7 @@ import torch
 
 from gids import _core, cuda
 from gids.cache.budget import GROWTH, bounce_pool_bytes
+from gids.cache.device.state import SMALL_BYTES, order_bytes
 from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.inputs import Inputs
 from gids.inference.layers import Layers, block_on, output_of, per_type
@@ -21,6 +22,7 @@ from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighborhoods, Span, Targets
 from gids.io import queue_depth
 from gids.loader import FeatureLoader
+from gids.loader.memory import round_buffers_bytes
 from gids.loader.source import Source
 from gids.sampler import Minibatch
 from gids.sizes import format_bytes
@@ -113,8 +115,10 @@ class Run:
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
         """(bytes per row of a block, target rows of a block, most rows of a block)."""
         window, planned = self._window, self._planned
-        # As in FeatureLoader: outputs of the planned blocks, and one that the layer holds.
-        per_row = int(GROWTH * ((planned + 1) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
+        # As in FeatureLoader: outputs of the planned blocks, one that the layer holds, and on a device
+        # one that it still uses.
+        outputs = planned + (2 if self._device.type == "cuda" else 1)
+        per_row = int(GROWTH * (outputs * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
         limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
         if limit < 4:
             needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
@@ -126,13 +130,16 @@ class Run:
         return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
 
     def _fixed_bytes(self, inputs: Inputs) -> int:
-        """Bytes of the bounce pool and the page tables."""
-        tables = inputs.tables.values()
+        """Bytes of the page tables and the bounce pool; on a device of row orders, counters and buffers."""
+        tables = list(inputs.tables.values())
+        pages_bytes = sum(8 * t.page_count for t in tables)
+        if self._device.type == "cuda":
+            return pages_bytes + order_bytes(tables) + SMALL_BYTES + round_buffers_bytes(self._source.options)
         shards = [shard for t in tables for shard in t.shard_paths]
         options = self._source.options
         depth = options.queue_depth or queue_depth(shards, options.engine)
         bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
-        return int(bounce + sum(8 * t.page_count for t in tables))
+        return int(bounce + pages_bytes)
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:
         """blocks_bytes: of the largest block. The cache gets the memory that blocks do not need."""

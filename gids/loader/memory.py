@@ -479,6 +479,12 @@ class HostPlacement(Placement):
         return purposes | kept
 
 
+def round_buffers_bytes(options: Options) -> int:
+    """Device memory of the buffers for rounds of reads."""
+    buffers = 1 if options.wait == "warp" else COPY_BUFFERS if options.transfer == "copy" else 0
+    return buffers * options.staging // options.rounds
+
+
 class DevicePlacement(Placement):
     """Lines in device memory and pinned host memory; features in device memory."""
 
@@ -500,11 +506,10 @@ class DevicePlacement(Placement):
         host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         own = f"cuda:{device.index}"
         self.memories = frozenset({own, "host"} if host_cache_bytes else {own})
-        buffers = 1 if options.wait == "warp" else COPY_BUFFERS if options.transfer == "copy" else 0
         budget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=buffers * options.staging // options.rounds,
+            bounce_bytes=round_buffers_bytes(options),
             memory_bytes=memory_bytes,
             cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,
