@@ -292,6 +292,8 @@ class _InOrder(TorchFunctionMode):
     def _run(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device, stream = self._device, self._its_stream
         here = [tensor for tensor in _tensors((args, kwargs)) if device.is_here(tensor)]
+        if name in _BLOCKING and not here:  # of a tensor on the host: it waits for nothing
+            return function(*args, **kwargs)
         device.check_order(f"torch's {name}()", stream, here)
         if isinstance(stream, LateStream):
             stream.run()

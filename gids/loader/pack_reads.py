@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from gids.cache import FeatureCache
+from gids.cuda import on_host
 from gids.io.disks import disk_count
 from gids.loader.learned import Choice, Learned, NextEpoch
 from gids.loader.lending import Lender
@@ -156,7 +157,7 @@ class PackReads:
             )
         if self.device is None:
             return through.read_through(ids)
-        features, error = through.read_through(self.device.ids_on_host(ids))
+        features, error = through.read_through(on_host(ids))
         there = self.device.device.torch_device
         return {name: rows.to(there) for name, rows in features.items()}, error
 

@@ -191,6 +191,40 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
     assert not device.mapped
 
 
+def test_another_stream_reads_between_a_minibatch_and_its_copy_to_the_spool(
+    path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+) -> None:
+    """As in another thread. Its ids say nothing about that minibatch, which torch's current stream makes."""
+    cut_small(monkeypatch, minibatches=3, packs=1, pack_bytes=1 << 20)
+    device = LateDevice(0, lazy=1.0)
+    cuda_is(device)
+    sampling, training, validation = (device.new_stream() for _ in range(3))
+    batches = [torch.arange(i, i + 40) for i in range(0, 400, 40)]
+    others = [ids + 7 for ids in batches]
+    with open_source(path) as source:
+        name = next(name for name, t in source.store.tables.items() if t.kind == "node")
+        loader = gids.FeatureLoader(source, [name], device="cuda")
+        made_on = partial(sampled_late, device=device, made_on=sampling)
+        other = loader.attach([{name: ids} for ids in batches], made_on)
+
+        def between(_: object) -> int:
+            with device.use(validation):
+                next(other, None)
+            return 1 << 10
+
+        with device.use(training):
+            both_of = zip(batches, others, strict=True)
+            sampled = ((ids, copied_late(values, device, training)) for ids, values in both_of)
+            count = len(batches)
+            stream = loader.attach(sampled, lambda both: {name: both[0]}, bytes_of=between, count=count)
+            for (ids, late), _ in stream:
+                training.synchronize()
+                assert torch.equal(late, ids + 7)
+        other.close()
+        assert loader.stats()["packs"]["minibatches"] == count
+    device.close()
+
+
 def sampled_late(ids: Ids, device: LateDevice, made_on: LateStream | None) -> Ids:
     """Ids that are there when the stream has done its work. made_on: None for torch's current stream."""
     on = made_on or device.current_stream()
