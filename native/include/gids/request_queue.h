@@ -134,10 +134,13 @@ GIDS_HD constexpr u64 doorbell(u64 round, u32 count) { return (round / doorbells
 GIDS_HD void write_doorbell(const Pair& q, u64 round, u32 count) {
   system_ref<u64>(q.rung[round % doorbells]).store(doorbell(round, count), memory_order_release);
 }
+// Whether the round was rung. A later round may have rung since then (wait `warp`, where nothing waits for empty
+// rounds): all requests of this one are answered, and its count is lost.
 GIDS_HD bool read_doorbell(const Pair& q, u64 round, u32& count) {
   const u64 word = system_ref<u64>(q.rung[round % doorbells]).load(memory_order_acquire);
-  count = static_cast<u32>(word);
-  return word >> count_bits == doorbell(round, 0) >> count_bits;
+  const i64 later = static_cast<i64>(word - doorbell(round, 0)) >> count_bits;
+  count = later ? 0 : static_cast<u32>(word);
+  return later >= 0;
 }
 
 // release: every status and page of the rounds below is visible before the number.
