@@ -1,4 +1,4 @@
-"""OwnLock: the lock of samplers, streams, loaders and scratch files. A forked child can take it."""
+"""OwnLock: the lock of samplers, streams, loaders, scratch files, GPU caches. A forked child can take it."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ and EdgeLoader have a subclass each. Knows nothing of caches.
 
 from __future__ import annotations
 
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,7 +20,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from gids.cuda import Device, Event, MadeOn
-from gids.cuda.device import SAMPLING_PRIORITY
+from gids.cuda.device import SAMPLING_PRIORITY, in_process
 from gids.errors import StorageError
 from gids.loader.epoch_stream import Failed, without_frames
 from gids.loader.ranks import EpochSeeds
@@ -47,6 +48,7 @@ class SampleStream:
     def __init__(self, device: Device | None) -> None:
         self._device = device
         self._stream = device.new_stream(SAMPLING_PRIORITY) if device is not None else None
+        self._pid = os.getpid()
         self._finished: dict[int, MadeOn] = {}  # the ids of each minibatch that exists, by id()
         self._last: Event | None = None  # after the minibatch that was finished last
 
@@ -99,9 +101,9 @@ class SampleStream:
         return values.pin_memory().to(self._device.torch_device, non_blocking=True)
 
     def synchronize(self) -> None:
-        """Block until everything made on this stream is complete."""
+        """Block until everything made on this stream is complete. Does nothing in a forked child."""
         if self._stream is not None:
-            self._stream.synchronize()
+            in_process(self._pid, self._stream.synchronize)
 
 
 @dataclass(frozen=True)

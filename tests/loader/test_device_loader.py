@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +88,42 @@ def test_a_cache_that_is_freed_while_another_thread_reads_through_it(
         assert len(found) == len(batches)
         for minibatch, features in found:
             check(source, minibatch, features)
+
+
+def test_a_forked_child_closes_a_loader_that_another_thread_reads_through(
+    papers: Path, cuda_is: Callable[[Device], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has neither the thread nor the device."""
+    cuda_is(EmulatedDevice())
+    original, reads, may_go_on = DeviceFeatureCache._positions, threading.Event(), threading.Event()
+
+    def wait(self: Any, *args: Any) -> Any:
+        if threading.current_thread().name == "second":
+            reads.set()
+            assert may_go_on.wait(60)
+        return original(self, *args)
+
+    monkeypatch.setattr(DeviceFeatureCache, "_positions", wait)
+    options: dict[str, Any] = {"device_memory": 1 << 23, **STAGING}
+    with node_loader(papers, torch.arange(60), [3], batch_size=20, device="cuda", **options) as loader:
+        slow, fast = iter(loader), iter(loader)
+        next(slow)
+        next(fast)
+        second = threading.Thread(target=next, args=(slow,), name="second")
+        second.start()
+        assert reads.wait(60)
+        if not (child := os.fork()):
+            try:
+                signal.alarm(10)
+                monkeypatch.setattr(EmulatedStream, "synchronize", None)
+                loader.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        may_go_on.set()
+        second.join()
+        assert status == 0
 
 
 @pytest.mark.parametrize("transfer", ["kernel", "copy"])

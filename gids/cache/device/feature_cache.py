@@ -11,7 +11,6 @@ a planned step misses, which has usually arrived by then.
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -39,6 +38,7 @@ from gids.cache.device.state import (
 from gids.cache.feature_cache import ClosedCacheError, FeatureCache, check_ids
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
+from gids.own_lock import OwnLock
 from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ class DeviceFeatureCache:
         self._consumed: deque[Event] = deque()  # of the consumer's streams, when rows were returned to it
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
-        self._reading = threading.Lock()  # held while reading through
-        self._enqueueing = threading.RLock()  # held between kernels that no other thread's may come between
-        self._cancelling, self._cancels = threading.RLock(), False
+        self._reading = OwnLock()  # held while reading through
+        self._enqueueing = OwnLock()  # held between kernels that no other thread's may come between
+        self._cancelling, self._cancels = OwnLock(), False
 
     # --- steps ---
 
