@@ -51,10 +51,11 @@ _SAID = {"batch_size": "batch_size * world_size", "topology_crc": "checksum of e
 
 @dataclass
 class _Progress:
-    """The position in an epoch. step: of the next minibatch."""
+    """The position in an epoch. step: of the next minibatch. begun: a minibatch was asked for."""
 
     epoch: int
     step: int
+    begun: bool = False
 
 
 class EpochLoader(Closing, ABC):
@@ -102,7 +103,7 @@ class EpochLoader(Closing, ABC):
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, seed
         self.epoch = 0
         self._progress: _Progress | None = None  # of the epoch that was begun last
-        self._resume: _Progress | None = None  # its position, if it is the next epoch
+        self._resume: _Progress | None = None  # that was loaded, or of the iterator that begins there
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._seeds_digest: str | None = None  # once asked for
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
@@ -250,10 +251,14 @@ class EpochLoader(Closing, ABC):
         epoch = whole_number("loader.epoch", self.epoch)
         if not 0 <= epoch < 1 << 63:
             raise ValueError(f"loader.epoch={epoch} must be from 0 to 2^63 - 1")
+        resume = self._loaded
+        if resume is self._progress and resume == _Progress(epoch - 1, 0):
+            epoch -= 1  # nobody asked its iterator for a minibatch: Lightning's Trainer makes two
+        elif resume is not None and resume.epoch != epoch:
+            resume = None
         self.epoch = epoch + 1
-        resume, self._resume = self._resume, None
-        progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
-        self._progress = progress
+        progress = self._progress = _Progress(epoch, 0 if resume is None else resume.step)
+        self._resume = None if resume is None else progress
         coming, self._next = self._next, None
         if coming is not None and self._repeatable and coming[0] == self._arguments_of(epoch, progress.step):
             sampling = coming[1]
@@ -282,6 +287,11 @@ class EpochLoader(Closing, ABC):
             self._epochs.add(begun)
             self._check_open()  # a signal handler may have closed it within the lock
         return begun
+
+    @property
+    def _loaded(self) -> _Progress | None:
+        """The position that was loaded; None once a minibatch was asked for there."""
+        return None if self._resume is None or self._resume.begun else self._resume
 
     def _check_open(self) -> None:
         if self._ends:
@@ -349,8 +359,8 @@ class EpochLoader(Closing, ABC):
         the first one of the next. Plain numbers and text, for any checkpoint. The same on all ranks.
         """
         at = _Progress(whole_number("loader.epoch", self.epoch), 0)
-        if self._resume is not None and self._resume.epoch == self.epoch:
-            at = self._resume
+        if (loaded := self._loaded) is not None and loaded.epoch == self.epoch:
+            at = loaded
         elif self._progress is not None and self._progress.epoch + 1 == self.epoch:
             at = self._progress if self._progress.step < len(self) else at
         return {"version": _STATE_VERSION, "epoch": at.epoch, "step": at.step, "made_with": self._made_with()}
@@ -511,7 +521,7 @@ class SampledEpoch(Iterator[Minibatch]):
     def __next__(self) -> Minibatch:
         ranks = self._seeds.ranks
         if not self._begun:
-            self._begun = True
+            self._begun = self._progress.begun = True
             try:
                 at = self._progress
                 ranks.begin_epoch(at.epoch, at.step, lambda: _name_of(self._sampler))

@@ -112,6 +112,55 @@ def test_a_trainer_resumes_an_epoch_in_its_middle_and_logs_the_rest(one_path: Pa
     assert fitted(saved) == whole[4:]
 
 
+class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
+    """With the line of docs/pyg.md for checkpoints that are saved at the end of an epoch."""
+
+    def __init__(self, source: gids.Source) -> None:
+        super().__init__()
+        self.source = source
+
+    def train_dataloader(self) -> Any:
+        loader = gids.pyg.NeighborLoader(self.source, [3], torch.arange(120), batch_size=40, shuffle=True)
+        loader.epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        return loader
+
+    def val_dataloader(self) -> Any:
+        return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10)
+
+
+class SavingAtTheEnd(pl.Callback):  # type: ignore[misc, name-defined]
+    """Saves after the validation of the first epoch, and at its end, as ModelCheckpoint does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step and not trainer.current_epoch:
+            trainer.save_checkpoint(self.folder / "validation")
+
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        if not trainer.current_epoch:
+            trainer.save_checkpoint(self.folder / "end")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("most", [1.0, 2])
+def test_a_trainer_goes_on_after_an_epoch_with_the_next_one(
+    one_path: Path, tmp_path: Path, most: float
+) -> None:
+    def fitted(resumed: Path | None) -> list[list[int]]:
+        model, fit = Model(), trainer(tmp_path, epochs=3)
+        fit.limit_train_batches = most
+        with gids.open(one_path, memory=64 << 20) as source:
+            fit.callbacks.append(SavingAtTheEnd(tmp_path if resumed is None else tmp_path / "again"))
+            fit.fit(model, datamodule=Loaders(source), ckpt_path=resumed, weights_only=False)
+        return [batch.n_id.tolist() for batch in model.seen["train"]]
+
+    whole = fitted(None)
+    for saved in ("validation", "end"):
+        assert fitted(tmp_path / saved) == whole[len(whole) // 3 :], saved
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_saves_checkpoints_while_a_sampler_chooses_the_seeds(
     one_path: Path, tmp_path: Path
