@@ -20,10 +20,12 @@ from gids import _core
 from gids.distributed.group import Group, Tensors
 from gids.distributed.owners import Dealt, Owners
 from gids.distributed.sampling import (
+    OURS,
     CollectiveSampling,
     GroupSampling,
     LayeredSteps,
     edge_ids_at,
+    has_own_sample,
     ranges,
 )
 from gids.loader.ranks import Ranks, place_of
@@ -191,10 +193,8 @@ class _CooperativeSteps(LayeredSteps):
 
     def begin(self, seeds: AnySeeds) -> None:
         cooperation, sampler, whole = self._cooperation, self._sampler, self._whole
-        if not isinstance(sampler, LayeredSampler):
-            raise TypeError(
-                f"cooperative=True needs a sampler of gids.sampler (got {type(sampler).__name__})"
-            )
+        if not isinstance(sampler, LayeredSampler) or has_own_sample(sampler):
+            raise TypeError(f"cooperative=True needs {OURS} (got {type(sampler).__name__})")
         if isinstance(sampler, Neighbor) and (sampler.disjoint or sampler.subgraph != "directional"):
             raise ValueError(
                 f"cooperative=True with {sampler!r}: trees of different seeds share no nodes, and subgraphs "

@@ -494,6 +494,15 @@ def share_seeds(dataset: Path, seeds: torch.Tensor, options: Mapping[str, Any]) 
     }
 
 
+class Marking(Neighbor):
+    """A user's sampler, with work of its own in sample()."""
+
+    def sample(self, *args: Any, **numbers: Any) -> Minibatch:
+        sampled = super().sample(*args, **numbers)
+        sampled.marked = True  # type: ignore[attr-defined]
+        return sampled
+
+
 def call_by_itself(dataset: Path) -> None:
     from gids import pyg
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from partition_example import AUTHORS, PAPERS, Datasets
-from programs import compare
+from programs import Marking, compare
 from rank_pool import RankError, RankPool
 
 from gids.sampler import Labor, Ladies, LocalityBias, Neighbor
@@ -103,3 +103,12 @@ def test_a_missing_part_is_an_error_on_every_rank(rich: Datasets, ranks: RankPoo
 def test_another_number_of_ranks_than_parts_is_refused(rich: Datasets, ranks: RankPool) -> None:
     with pytest.raises(RankError, match="has 3 parts, for 2 ranks"):
         ranks.run(2, compare, rich.parts(3), rich.whole, "NodeLoader", ARGUMENTS, {}, 1)
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_sampler_whose_own_work_would_be_left_out_is_refused(
+    rich: Datasets, ranks: RankPool, cooperative: bool
+) -> None:
+    arguments = {**ARGUMENTS, "sampler": Marking([3]), "cooperative": cooperative}
+    with pytest.raises(RankError, match=r"a sampler of gids\.sampler, without a sample\(\) of your own"):
+        ranks.run(2, compare, rich.parts(2), rich.whole, "NodeLoader", arguments, {}, 1)
