@@ -308,7 +308,7 @@ class LayeredSampler(ABC):
         return f"{type(self).__name__}({per_layer}{''.join(words)})"
 
     def _arguments(self) -> dict[str, Any]:
-        """The constructor's arguments, the numbers per layer first. Also the pickled state."""
+        """The constructor's arguments, the numbers per layer first."""
         return {name: getattr(self, name) for name in (self._numbers_are, *self._options, "threads")}
 
     def _printed(self) -> dict[str, Any]:
@@ -343,10 +343,12 @@ class LayeredSampler(ABC):
         return self._devices[device]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self._arguments()
+        """All attributes, without memory. The constructor of a subclass may take other arguments."""
+        return vars(self) | {"_host": None, "_freed_bytes": 0, "_devices": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # of the subclass
+        vars(self).update(state)
+        self._lock = OwnLock()
 
     def _host_sampler(self) -> _core.HostSampler:
         host = self._host  # which another thread may free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -154,7 +155,9 @@ class Neighbor(LayeredSampler):
         """
         if self.locality is None or self.locality.rank_count is None:
             return self
-        return type(self)(**self._arguments() | {"locality": self.locality.of_rank(rank, world_size)})
+        of_rank = copy.copy(self)
+        of_rank.locality = self.locality.of_rank(rank, world_size)
+        return of_rank
 
     @property
     def repeatable(self) -> bool:

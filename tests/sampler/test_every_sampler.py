@@ -69,6 +69,24 @@ def test_minibatches_do_not_depend_on_threads_bulk_or_pickling(kind: str) -> Non
         assert repr(other) == repr(alone)
 
 
+class Twice(Neighbor):
+    """A user's sampler, with a constructor of its own."""
+
+    def __init__(self, fanout: int, masks: list[torch.Tensor]) -> None:
+        super().__init__([fanout, fanout], locality=LocalityBias(masks, 4))
+        self.fanout = fanout
+
+
+def test_a_subclass_has_the_masks_of_a_rank_and_can_be_pickled() -> None:
+    masks, seeds = [torch.arange(NODES) % 2 == odd for odd in range(2)], seeds_of_steps()[3]
+    for rank in range(2):
+        expected = Neighbor([3, 3], locality=LocalityBias(masks[rank], 4)).sample(GRAPH, seeds)
+        mine = Twice(3, masks).of_rank(rank, 2)
+        for other in (mine, pickle.loads(pickle.dumps(mine))):
+            assert (type(other), other.fanout) == (Twice, 3)
+            assert_same(other.sample(GRAPH, seeds), expected)
+
+
 @pytest.mark.parametrize("kind", ["neighbor", "labor", "labor-*"])
 def test_large_minibatches_do_not_depend_on_threads(kind: str) -> None:
     """Each thread has thousands of edges: nodes are found by several of them at once."""
