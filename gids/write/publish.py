@@ -8,15 +8,16 @@ the new one, and the next writer of NAME finishes the rest. The steps are:
 
 1. The journal lists the folders of shards outside the dataset before they are made.
 2. All files of the new dataset and their directories are synced.
-3. The journal records "publication": the checksum of the new manifest, and the shard folders of the old
-   dataset, with those that were made for the new one and have no shard.
+3. The journal records "publication": the checksum of the new manifest, the inode of the new dataset, and the
+   shard folders of the old dataset, with those that were made for the new one and have no shard.
 4. NAME and NAME.partial/dataset are exchanged; both parent directories are synced. (If the system cannot
    exchange, NAME becomes NAME.partial/replaced, then NAME.partial/dataset becomes NAME.)
 5. The old dataset becomes NAME.partial/replaced. These shard folders are removed, then itself, then the rest
    of NAME.partial, with the journal last.
 
 If the journal has a publication whose manifest is not in NAME.partial/dataset, step 4 is done and step 5 is
-left. Before a shard folder is removed, all manifests that may use it are read (remove_shard_folder).
+left. If NAME has that manifest, too, as when a damaged dataset is converted again, the inode tells. Before a
+shard folder is removed, all manifests that may use it are read (remove_shard_folder).
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ def publication(partial: Path, path: Path, folders: Iterable[Path] = ()) -> dict
     """Step 3: the record of NAME.partial/dataset for the journal. folders: for shards, made for it."""
     old, new = (shard_folders_of(dataset) or set() for dataset in (path, partial / "dataset"))
     unused = old | set(folders) - new
-    return {"manifest": manifests_crc32c(partial / "dataset"), "replaces": sorted(map(str, unused))}
+    inode, manifest = (partial / "dataset").stat().st_ino, manifests_crc32c(partial / "dataset")
+    return {"inode": inode, "manifest": manifest, "replaces": sorted(map(str, unused))}
 
 
 def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = False) -> None:
@@ -206,9 +208,12 @@ def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = F
     sync_directory(partial)
 
 
-def is_published(partial: Path, record: Mapping[str, Any]) -> bool:
+def is_published(partial: Path, path: Path, record: Mapping[str, Any]) -> bool:
     """Whether step 4 is done for this record."""
-    return bool(manifests_crc32c(partial / "dataset") != record["manifest"])
+    new, manifest = partial / "dataset", record["manifest"]
+    if manifests_crc32c(new) == manifest == manifests_crc32c(path):  # it replaces an equal one
+        return bool(new.stat().st_ino != record["inode"])
+    return bool(manifests_crc32c(new) != manifest)
 
 
 def clean_up(partial: Path, path: Path, record: Mapping[str, Any]) -> None:

@@ -333,7 +333,7 @@ def restore(path: str | os.PathLike[str]) -> None:
 def _settle(journal: Journal, partial: Path, path: Path) -> bool:
     """Finish the publication of a killed writer and return True, or undo it."""
     record = journal.publication
-    if record is not None and is_published(partial, record):
+    if record is not None and is_published(partial, path, record):
         clean_up(partial, path, record)
         return True
     take_back(partial, path)

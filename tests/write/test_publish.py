@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 from children import killed
-from datasets import read_source, write_dataset
+from datasets import damage, read_source, write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
 from gids.store import verify
+from gids.store.part import part_paths
 from gids.write import DatasetWriter, publish, workplace
 from gids.write.journal import Journal
+from gids.write.partition import partition
 from gids.write.publish import changing
 
 
@@ -104,6 +106,32 @@ def test_a_writer_with_the_same_key_does_not_resume_what_it_replaced(tmp_path):
     work()
     assert list(verify(path)) == []
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("of_parts", [False, True])
+def test_a_damaged_dataset_that_was_replaced_by_an_equal_one_does_not_come_back(tmp_path, source, of_parts):
+    """The same conversion again gives an equal manifest: it does not tell which of the two was published."""
+    path, whole = tmp_path / "a.gids", tmp_path / "whole.gids"
+    converted(source, whole)
+
+    def work():
+        if of_parts:
+            partition(whole, path, 2, overwrite=True, memory_bytes=1 << 20)
+        else:
+            converted(source, path, overwrite=True)
+
+    work()
+    damage(next(path.rglob("shard-00.bin")), b"damage")
+    assert path_faults(path)
+    killed(work, publish, "_exchange", after=True)
+    assert path_faults(path) == []
+    work()
+    assert path_faults(path) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "feat.npy", "whole.gids"]
+
+
+def path_faults(path):
+    return [fault for root in part_paths(path) or [path] for fault in verify(root)]
 
 
 @pytest.mark.parametrize("is_moved", [True, False])
