@@ -161,8 +161,8 @@ def convert(
         _change_edges(source, options)
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         on_total(conversion.work_bytes())
-        partial = writer.scratch.parent  # it and the folders of shards may have a part of the dataset already
-        written = {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
+        # A killed run may have written a part of this. What this run has read to scratch is no part of it.
+        written = {*writer.scratch.parent.iterdir(), *writer.folders} - {writer.scratch}
         check_space(conversion.needed(), written)  # before masks are read, which takes long if they are large
         masks_to_splits(source, writer.scratch, options.split_column)
         writer.expect_bytes(check_space(conversion.needed(), written))
@@ -434,9 +434,7 @@ class _Conversion:
         yield main, 8 * sum(nodes.get(dst, 0) for _, _, dst in source.graphs)  # indptr
         yield main, 4 * sum(nodes.get(ntype, 0) for ntype in starts)  # out-degrees
         yield main, 8 * sum(math.prod(labels.shape) for labels in source.labels.values())
-        for ntype, splits in source.splits.items():
-            of_masks = source.masks.get(ntype, {})  # their ids are in scratch files, too
-            yield main, 8 * sum(ids.shape[0] * (1 + (split in of_masks)) for split, ids in splits.items())
+        yield main, 8 * sum(ids.shape[0] for splits in source.splits.values() for ids in splits.values())
         yield main, 8 * sum(nodes.get(ntype, 0) for ntype in source.labels.keys() - source.splits.keys())
         heat = source.stored.heat.values() if source.stored is not None else ()
         yield main, 4 * sum(rows.shape[0] for methods in heat for rows in methods.values())

@@ -246,6 +246,15 @@ def test_the_space_that_is_checked_is_enough_for_splits_that_overlap(tmp_path, r
     assert needed >= sum(file.stat().st_size for file in files) - 4096 * len(files)  # without headers
 
 
+def test_what_was_read_to_scratch_does_not_count_as_written(tmp_path, refused, monkeypatch):
+    """Text is parsed to scratch before space is checked; it takes as much as the table."""
+    lines = [f"{i},{i}.5" for i in range(20_000)]
+    (tmp_path / "nodes.csv").write_text("\n".join(["a,b", *lines]) + "\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("gids.write.files.os.statvfs", lambda _: os.statvfs_result([1 << 10] * 2 + [200] * 8))
+        assert "not enough room" in refused("convert", tmp_path / "nodes.csv", tmp_path / "x.gids")
+
+
 def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
     monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: 512)
