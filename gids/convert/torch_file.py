@@ -75,6 +75,12 @@ def _is_pickle(member: zipfile.ZipInfo) -> bool:
     return member.filename.endswith("/data.pkl")
 
 
+def _is_big_endian(path: Path) -> bool:
+    with open_zip(path, _DAMAGED) as archive:
+        marks = (m for m in archive.infolist() if m.filename.endswith("/byteorder") and m.file_size == 3)
+        return any(archive.read(mark) == b"big" for mark in marks)
+
+
 def load_torch(path: Path) -> Any:
     """The object in a file of torch.save. Raises FormatError, which names a class that is not allowed."""
     members = _members(path)
@@ -91,6 +97,10 @@ def load_torch(path: Path) -> Any:
         )
     if any(m.compress_type != zipfile.ZIP_STORED for m in members):
         raise FormatError(f"{path} has compressed members, which torch.save does not write; save it again")
+    if pickle_bytes and _is_big_endian(path):  # torch swaps bytes in memory, but rows are read from the file
+        raise FormatError(
+            f"{path} was saved on a big-endian machine; load it with torch and save it again on this one"
+        )
     if sum(pickle_bytes) > MAX_PICKLE_BYTES:  # a byte can become 100 in memory
         raise FormatError(
             f"{path} has more than {MAX_PICKLE_BYTES} bytes outside tensors; save it without lists of "

@@ -2,6 +2,7 @@
 
 import sys
 import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -362,6 +363,17 @@ def test_truncated_files_and_those_of_torch_before_1_6(tmp_path, pyg, capsys, is
     torch.save(tensors(transform=Hostile()), path, **new)
     assert "could run any code" in refused(capsys, path, tmp_path / "x.gids", "--from", "pyg")
     assert "unpickled" not in capsys.readouterr().out
+
+
+def test_file_of_a_big_endian_machine_is_refused(tmp_path, capsys):
+    """Its numbers have their bytes swapped, as its member "byteorder" says."""
+    torch.save(tensors(), tmp_path / "little.pt")
+    with zipfile.ZipFile(tmp_path / "little.pt") as little, zipfile.ZipFile(tmp_path / "d.pt", "w") as big:
+        for name in little.namelist():
+            big.writestr(name, b"big" if name.endswith("/byteorder") else little.read(name))
+    message = "was saved on a big-endian machine; load it with torch and save it again on this one"
+    (tmp_path / "little.pt").unlink()
+    assert message in refused(capsys, tmp_path / "d.pt", tmp_path / "d.gids")
 
 
 def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):
