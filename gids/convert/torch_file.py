@@ -193,7 +193,7 @@ def _allowed() -> list[Any]:
     # PyG's storages keep a defaultdict about their attributes. Early releases of Python
     # 3.11 write a member of an Enum as an attribute of its class, which is a Record here.
     allowed: list[Any] = [(Record, name) for name in (*_RECORDS, "builtins.getattr")]
-    allowed.append((_plain_dict, "collections.defaultdict"))
+    allowed += [(_plain_dict, "collections.defaultdict"), (_no_bytes, "builtins.bytes")]
     multiarray: Any = importlib.import_module("numpy._core.multiarray")
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # of NumPy 1 and 2
         allowed += [(getattr(multiarray, n), f"{module}.{n}") for n in ("_reconstruct", "scalar")]
@@ -203,3 +203,8 @@ def _allowed() -> list[Any]:
 
 def _plain_dict(*_: Any) -> dict[Any, Any]:
     return {}
+
+
+def _no_bytes() -> bytes:
+    """The data of a NumPy array without elements; that of others is encoded text."""
+    return b""
