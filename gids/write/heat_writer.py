@@ -6,7 +6,7 @@ New array files are written beside the old ones; then a manifest that names them
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +20,26 @@ from gids.write.files import sync_directory, write_array
 from gids.write.publish import changing, replace_manifest
 
 
-def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
+def write_heat(
+    path: str | os.PathLike[str],
+    method: str,
+    heat: Mapping[str, np.ndarray],
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Store the heat of some node types, and replace what this method stored for them before.
 
     method: a key of HEAT_ROLES. heat: node type -> number[num_nodes], finite and 0 or more; stored as float32
-    (uint32 for "out-degree").
+    (uint32 for "out-degree"). check: called when no other process can replace the dataset any more.
 
     Even if this process is killed, a reader sees all of the new heat or none; the next call removes what was
-    left. Blocks while another process writes to the dataset. Raises FormatError for heat that does not match
-    the dataset, StorageError if it cannot be written.
+    left. Blocks while another process writes to the dataset. Raises what check raises, FormatError for heat
+    that does not match the dataset, StorageError if it cannot be written.
     """
     root = Path(os.path.abspath(path))
     role = HEAT_ROLES[method]
     with changing(root, "storing heat") as manifest:
+        check()
         _check(heat, {n.type: n.count for n in manifest.nodes}, root.name)
         replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
         nodes = tuple(
