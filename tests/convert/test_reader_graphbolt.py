@@ -145,6 +145,13 @@ def graph(**changes):
     return meta(graph={"nodes": [{"num": N}], "edges": [{"format": "csv", "path": "edges/e.csv"}], **changes})
 
 
+def train_set(parts):
+    return meta(tasks=[{"name": "t", "train_set": parts}])
+
+
+SEEDS = entry("set/train_seeds.npy")
+
+
 def edge_file(kind, path, **more):
     return graph(edges=[{"format": kind, "path": path, **more}])
 
@@ -165,6 +172,11 @@ test_a_bad_dataset_is_refused = refuses(
         "format 'parquet'",
     ),
     (meta(feature_data=[entry("set/train_seeds.npy", domain="node", name="x")]), "gives 20 '_N' nodes"),
+    (train_set(2 * [{"data": [SEEDS]}]), "metadata.yaml lists the train_set of '_N' twice"),
+    (
+        train_set([{"data": [SEEDS, entry("set/train_labels.npy")]}]),
+        "has two arrays called 'seeds'",
+    ),
     (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
     (lambda root: (root / "metadata.yaml").write_text("- 1"), "it must be a mapping"),
     (lambda root: truncate(root / "data/weight.pt"), "is truncated"),

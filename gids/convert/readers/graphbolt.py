@@ -121,12 +121,21 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
     for role, split in _SETS.items():
         for part in _entries(task, role):
             ntype = _node_type(part)
-            data = _entries(part, "data")
-            arrays = {_field(entry, "name", str, "seeds"): open_array("tasks", entry) for entry in data}
+            arrays: dict[str, Rows] = {}
+            for entry in _entries(part, "data"):
+                name = _field(entry, "name", str, "seeds")
+                if name in arrays:
+                    raise FormatError(
+                        f"metadata.yaml: {role} of {shown(ntype)} has two arrays called {shown(name)}, or "
+                        "without a name; call one seeds and the other labels"
+                    )
+                arrays[name] = open_array("tasks", entry)
             seeds = arrays.get("seeds", arrays.get("seed_nodes"))
             if seeds is None or len(seeds.shape) != 1 or ":" in ntype:
                 source.leave_out(f"{role} of {ntype!r}", "its seeds are not nodes")
                 continue
+            if split in source.splits.get(ntype, {}):
+                raise FormatError(f"metadata.yaml lists the {role} of {shown(ntype)} twice: join the files")
             source.add_split(ntype, split, seeds)
             if "labels" in arrays:
                 read = _read_labels(seeds, arrays["labels"], role, source.node_count(ntype))
