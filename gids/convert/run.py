@@ -80,7 +80,7 @@ class Options:
 _EDGE_OPTIONS = ("reverse_edges", "self_loops", "sort_neighbors", "dedup")
 _CHANGES_DEGREES = ("reverse_edges", "self_loops", "dedup")
 DEFAULT_SPLIT = (0.6, 0.2, 0.2)
-_TIME_BYTES = 16  # per edge, in the dataset and in a scratch file
+_TIME_BYTES = 8  # per edge, in the dataset, and also in a scratch file
 _FREE = ("read_rows", "workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
 _OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids", "times": "--no-times"}
 
@@ -422,13 +422,16 @@ class _Conversion:
                 is_main = folder.is_relative_to(writer.scratch.parent)
                 yield main if is_main else folder.parent, layout.shard_bytes(shard)
             yield main, 4 * layout.page_count  # checksums
-            if plan.order is not None:  # the order, and the rows while they are written
-                yield main, 8 * layout.row_count + bytes_needed(plan.table.rows)
+            if plan.order is not None:
+                yield main, 8 * layout.row_count
+                if not writer.has_table(plan.table.type, plan.table.key):  # the rows while they are written
+                    yield main, bytes_needed(plan.table.rows)
         for relation, topology in source.graphs.items():
-            edge_bytes = 2 * table_dtype(self._index_dtype(relation)).itemsize
-            if not isinstance(topology, InEdges):
-                edge_bytes += 2 * EDGE_BYTES  # sorting may keep two copies of the edges in scratch files
-            edge_bytes += _TIME_BYTES * (relation in source.edge_times)
+            time_bytes = _TIME_BYTES * (relation in source.edge_times)
+            edge_bytes = 2 * table_dtype(self._index_dtype(relation)).itemsize + time_bytes
+            if not isinstance(topology, InEdges) and not writer.has_graph(relation):
+                # Sorting may keep two copies of the edges in scratch files.
+                edge_bytes += 2 * EDGE_BYTES + time_bytes
             yield main, edge_bytes * _count(topology)
         nodes, starts = source.nodes, {src for src, _, _ in source.graphs}
         yield main, 8 * sum(nodes.get(dst, 0) for _, _, dst in source.graphs)  # indptr

@@ -124,6 +124,14 @@ class DatasetWriter:
         """Whether a later writer with the same key would find work to resume."""
         return self._workplace.has_progress
 
+    def has_graph(self, relation: Relation) -> bool:
+        """Whether the topology of a relation is written, by an earlier writer perhaps."""
+        return self._workplace.is_done(_graph_item(relation))
+
+    def has_table(self, type_: str | Relation, key: str) -> bool:
+        """Whether a table is written, by an earlier writer perhaps."""
+        return self._workplace.is_done(_table_item(type_, key))
+
     def expect_bytes(self, size_bytes: int) -> None:
         """Set the total number of bytes, for the error when the disk is full."""
         self._workplace.needed_bytes = size_bytes
@@ -197,7 +205,7 @@ class DatasetWriter:
             if scale == "column":
                 columns = self._write_column_scales(folder, rows, entry)
                 entry = replace(entry, scale=ScaleEntry(scale, columns))
-            item, size_bytes = f"table {folder}", entry.geometry.page_count * entry.page_bytes
+            item, size_bytes = _table_item(type_, key), entry.geometry.page_count * entry.page_bytes
             done = self._once(
                 item, size_bytes, lambda: self._write_pages(item, rows, dtype, entry, narrowing)
             )
@@ -400,7 +408,7 @@ class DatasetWriter:
             with naming(what), GraphWriter(self._root, relation, **options) as files:
                 return write(files)
 
-        written = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
+        written = self._once(_graph_item(relation), edge_count * 8, work)
         arrays = self._add_edges(relation, written["indices"]["shape"][0])
         arrays.update({role: array_entry(fields) for role, fields in written.items()})
 
@@ -519,6 +527,14 @@ class DatasetWriter:
                 self.commit()
         finally:
             self.close(discard=not self._resumable)
+
+
+def _graph_item(relation: Relation) -> str:
+    return f"graph {encode_path(*relation)}"
+
+
+def _table_item(type_: str | Relation, key: str) -> str:
+    return f"table {table_path(type_, key)}"
 
 
 def _refuse_twice(what: str, is_there: bool) -> None:

@@ -177,6 +177,10 @@ class Workplace:
         is_whole = all(path.is_file() and path.stat().st_size == size for path, size in files.items())
         return self._journal.saved.get(item) if is_whole else None
 
+    def is_done(self, item: str) -> bool:
+        """Whether an item is done, by an earlier writer perhaps."""
+        return item in self._journal.done
+
     def once(
         self, item: str, size_bytes: int, work: Callable[[], Any], folders: Iterable[Path] | None = None
     ) -> Any:
@@ -187,7 +191,7 @@ class Workplace:
         """
         if self._journal.is_closed:
             raise ValueError(f"the writer of {self.path.name} is closed: make a new one")
-        if item in self._journal.done:
+        if self.is_done(item):
             self._on_bytes(size_bytes)
             return self._journal.done[item]
         with self._explaining(unquote(item)):

@@ -1,5 +1,6 @@
 """A stopped conversion resumes and gives the same dataset as an undisturbed one."""
 
+import os
 import zipfile
 
 import numpy as np
@@ -81,6 +82,16 @@ def test_rounded_tables_resume_with_the_same_notes(tmp_path, source, stop_at):
     assert resumed == ["resuming an unfinished conversion", *said]
     assert sum(again) == sum(progress)
     assert_same(tmp_path / "a.gids", tmp_path / "b.gids")
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_a_resumed_conversion_needs_no_room_for_what_is_not_written_again(tmp_path, source, monkeypatch):
+    """Not for the scratch files of a graph, or of a table with an order, that is written already."""
+    options = {"order": "degree", "page_bytes": 4096}
+    interrupted(source, tmp_path / "a.gids", 8 * 200_000 + 3_000 * 4096, **options)
+    with monkeypatch.context() as patch:  # room for pos, its order and its rows in scratch
+        patch.setattr("gids.write.files.os.statvfs", lambda _: os.statvfs_result([1] * 2 + [3_000_000] * 8))
+        run(source, tmp_path / "a.gids", **options)
     assert list(verify(tmp_path / "a.gids")) == []
 
 

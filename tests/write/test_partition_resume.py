@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from gids import StorageError
 from gids.store import verify
 from gids.write import DatasetWriter, create_table, heat_writer
 from gids.write.partition import partition
+from gids.write.partition import run as partition_run
+from gids.write.partition.divide import Division
 
 
 @pytest.mark.parametrize("kind", ["rows that end within a page", "a graph of several types"])
@@ -69,6 +72,23 @@ def test_a_changed_dataset_or_option_starts_again(dataset, tmp_path):
     said.clear()
     partition(dataset, tmp_path / "parts", 2, overwrite=True, say=said.append)
     assert said == ["found an unfinished partition, but the dataset changed: starting again"]
+    assert list(verify(tmp_path / "parts")) == []
+
+
+def test_a_resumed_partition_needs_no_room_to_compute_owners_again(dataset, tmp_path, monkeypatch):
+    needed, check_space = [], partition_run.check_space
+
+    def stopped():
+        """The bytes that a run needs, which is stopped when the owners are written."""
+        with monkeypatch.context() as patch:
+            patch.setattr(partition_run, "check_space", lambda *a: needed.append(check_space(*a)))
+            patch.setattr(Division, "count", lambda _: sys.exit())
+            with pytest.raises(SystemExit):
+                partition(dataset, tmp_path / "parts", 2, method="community")
+        return needed[-1]
+
+    assert stopped() - stopped() == 2 * 104 * 56  # a graph of all edges in both directions
+    partition(dataset, tmp_path / "parts", 2, method="community")
     assert list(verify(tmp_path / "parts")) == []
 
 

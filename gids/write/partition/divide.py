@@ -154,6 +154,10 @@ class Division:
 
     # Arrays of nodes, and owners
 
+    def has_owners(self) -> bool:
+        """Whether the owners of all nodes are written, by an earlier run perhaps."""
+        return all(self.workplace.is_done(_owners_item(nodes)) for nodes in self.manifest.nodes)
+
     def write_owners(self, nodes: NodesEntry, pieces: Callable[[], Iterator[np.ndarray]]) -> None:
         """Write the owner of every node of a type to all parts, which share the file. pieces: the owners."""
         path, dtype = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy", owner_dtype(self.parts)
@@ -167,9 +171,7 @@ class Division:
             return entry
 
         size_bytes = array_bytes(ArrayEntry(path, dtype, (nodes.count,), 0))
-        self._owners[nodes.type] = array_entry(
-            self.once(f"owners of {encode_path(nodes.type)}", size_bytes, write, "nodes")
-        )
+        self._owners[nodes.type] = array_entry(self.once(_owners_item(nodes), size_bytes, write, "nodes"))
 
     def owners(self, ntype: str) -> np.ndarray:
         """The part of each node, memory-mapped."""
@@ -412,6 +414,10 @@ class Division:
                     unsynced_bytes = 0
             assert all(sink.first_gap() is None for sink in sinks), f"{table.name}: the parts lack rows"
             return list(pool.map(PageSink.finish, sinks))
+
+
+def _owners_item(nodes: NodesEntry) -> str:
+    return f"owners of {encode_path(nodes.type)}"
 
 
 def id_dtype(relation: RelationEntry) -> str:

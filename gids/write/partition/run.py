@@ -146,7 +146,9 @@ def _run(
     by_graph = None
     if method in ("community", "metis"):
         by_graph = GraphMethod(method, division.store, manifest, division.memory_bytes)
-    needed_bytes = division.needed_bytes() + (0 if by_graph is None else by_graph.scratch_bytes)
+    needed_bytes = division.needed_bytes()
+    if by_graph is not None and not division.has_owners():
+        needed_bytes += by_graph.scratch_bytes
     # Before the first record, so that nothing is left.
     check_space([(workplace.path.parent, needed_bytes)], [workplace.partial])
     on_total(division.work_bytes())
