@@ -131,6 +131,17 @@ def test_link_prediction_seeds_are_left_out(tmp_path, capsys):
     assert "its seeds are not nodes" in capsys.readouterr().err
 
 
+def test_labels_of_the_test_set_that_are_nan(tmp_path):
+    """They are floating numbers, which do not round the whole numbers of the other sets."""
+    homogeneous(tmp_path / "g")
+    large = CLASSES[SETS["train"]] + (1 << 24) + 1
+    unknown = np.full(len(SETS["test"]), np.nan, np.float32)
+    save_arrays(tmp_path / "g/set", train_labels=large, test_labels=unknown)
+    found = convert(tmp_path / "g", tmp_path / "g.gids").labels["_N"].numpy()
+    assert found[SETS["train"]].tolist() == large.tolist()
+    assert set(found[SETS["test"]]) == {-1}
+
+
 def meta(**changes):
     """Other fields of metadata.yaml."""
 

@@ -159,7 +159,10 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
     ids, order = torch.sort(torch.cat([ids for ids, _ in parts]), stable=True)
     is_last = torch.ones(len(ids), dtype=torch.bool)
     is_last[:-1] = ids[1:] != ids[:-1]
-    ids, values = ids[is_last], torch.cat([values for _, values in parts])[order[is_last]]
+    labels = [values for _, values in parts]
+    if len({values.dtype for values in labels}) > 1:  # float32 does not hold all whole numbers
+        labels = [values.to(torch.float64) for values in labels]
+    ids, values = ids[is_last], torch.cat(labels)[order[is_last]]
     missing = float("nan") if values.dtype.is_floating_point else -1
 
     def fill(start: int, out: torch.Tensor) -> None:
