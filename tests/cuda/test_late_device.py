@@ -213,18 +213,6 @@ def test_ids_reach_the_host_after_their_event_and_wait_for_nothing_else() -> Non
     device.close()
 
 
-def test_the_same_seed_repeats_the_order() -> None:
-    def order(seed: int) -> list[int]:
-        device, done = LateDevice(seed), []
-        streams = [device.new_stream() for _ in range(4)]
-        for i in range(100):
-            streams[i % 4].put(partial(done.append, i))
-        device.close()
-        return done
-
-    assert order(5) == order(5) != order(6)
-
-
 def test_a_copy_to_the_host_comes_late_and_in_order() -> None:
     device = LateDevice(0, lazy=1.0)
     stream, words = device.new_stream(), torch.zeros(4, dtype=torch.int64)

@@ -26,20 +26,21 @@ RANDOM = choice(
 )
 
 
-def test_a_choice_is_described_by_its_packs_and_seconds() -> None:
-    assert describe_choices([choice("pack")]) == (
-        "1,250 minibatches by pack reads in 17 packs of 1 superbatch, took 21.2 s (predicted: pack 20.0 s, "
-        "other 31.5 s)"
-    )
-    assert describe_choices([choice("pack", packs=1, predicted_s={})]) == (
-        "1,250 minibatches by pack reads in 1 pack of 1 superbatch, took 21.2 s"
-    )
-
-
-def test_choices_are_added_up_by_way() -> None:
+def test_choices_are_described_and_added_up_by_way() -> None:
+    one = choice("pack", packs=1, predicted_s={})
     last = choice("pack", minibatches=10, predicted_s={"pack": 0.5}, actual_s=0.25, packs=2)
-    assert describe_choices([choice("pack"), RANDOM, last]) == (
-        "1,260 minibatches by pack reads in 19 packs of 2 superbatches, took 21.5 s (predicted: pack 20.5 "
-        "s); 9 minibatches by random reads, took 1.5 s (predicted: random 1.0 s, pack 2.0 s)"
-    )
-    assert describe_choices([]) == ""
+    packs = "1,250 minibatches by pack reads in"
+    for choices, words in (
+        ([], ""),
+        ([one], f"{packs} 1 pack of 1 superbatch, took 21.2 s"),
+        (
+            [choice("pack")],
+            f"{packs} 17 packs of 1 superbatch, took 21.2 s (predicted: pack 20.0 s, other 31.5 s)",
+        ),
+        (
+            [choice("pack"), RANDOM, last],
+            "1,260 minibatches by pack reads in 19 packs of 2 superbatches, took 21.5 s (predicted: pack "
+            "20.5 s); 9 minibatches by random reads, took 1.5 s (predicted: random 1.0 s, pack 2.0 s)",
+        ),
+    ):
+        assert describe_choices(choices) == words

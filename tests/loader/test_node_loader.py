@@ -451,25 +451,6 @@ def test_stats_count_rows_and_memory(one_type: Path) -> None:
             iter(loader)
 
 
-def test_an_epoch_can_be_left(one_type: Path) -> None:
-    with open_loader(one_type) as loader:
-        first = [fingerprint(m) for m in loader]
-        epoch = iter(loader)
-        next(epoch)
-        epoch.close()
-        assert list(epoch) == []
-        loader.epoch = 0
-        assert [fingerprint(m) for m in loader] == first
-    for tables in (None, []):
-        with open_loader(one_type, tables=tables) as loader:
-            epochs = [iter(loader) for _ in range(3)]  # the others read past the window
-            for epoch in epochs:
-                next(epoch)
-            epochs[0].close()
-            assert list(epochs[0]) == []
-        assert [list(epoch) for epoch in epochs] == [[], [], []]
-
-
 def test_no_epoch_begins_while_the_loader_is_closed(one_type: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In another thread: its topology is freed next, which kernels would read."""
     loader = open_loader(one_type)

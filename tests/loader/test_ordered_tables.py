@@ -58,22 +58,9 @@ def order_dtype(path: Path) -> str:
     return "int32" if b"<i4" in (path / "tables/paper.feat/order.npy").read_bytes()[:128] else "int64"
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize(
-    ("policy", "window", "engine"),
-    [
-        ("lookahead", 16, "uring"),
-        ("lookahead", 0, "threads"),
-        ("window-pin", 20, "mmap"),
-        ("random", 4, "threads"),
-        ("lru", 16, "uring"),
-        ("static", 16, "mmap"),
-    ],
-)
-def test_features_equal_the_source(store: FeatureStore, policy: str, window: int, engine: str) -> None:
+def test_features_equal_the_source(store: FeatureStore) -> None:
     source = make_source()
-    options: dict[str, Any] = {"policy": policy, "window": window, "engine": engine}
-    with feature_loader(store, list(source), memory=1 << 24, check_crc=True, **options) as loader:
+    with feature_loader(store, list(source), memory=1 << 24, check_crc=True) as loader:
         for epoch in range(2):
             stream = loader.attach(minibatches(9, epoch), ids_of)
             for minibatch, features in stream:
@@ -83,16 +70,8 @@ def test_features_equal_the_source(store: FeatureStore, policy: str, window: int
                         check(source, other, rows)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("policy", ["lookahead", "static"])
-@pytest.mark.parametrize(("wait", "on_device"), [("stream", True), ("warp", False)])
 def test_features_equal_the_source_on_a_device(
-    device: Device,
-    cuda_is: Callable[[Device], None],
-    store: FeatureStore,
-    policy: str,
-    wait: Any,
-    on_device: bool,
+    device: Device, cuda_is: Callable[[Device], None], store: FeatureStore
 ) -> None:
     cuda_is(device)
     source = make_source()
@@ -102,11 +81,9 @@ def test_features_equal_the_source_on_a_device(
         device="cuda",
         device_memory=1 << 24,
         cache=200_000,
-        policy=policy,
-        wait=wait,
         staging=1 << 19,
     ) as loader:
-        where = device.torch_device if on_device else "cpu"
+        where = device.torch_device
         for minibatch, features in loader.attach(minibatches(5, 1, where, most=200), ids_of):
             check(source, minibatch, features)
             with loader.attach(minibatches(1, 99, where, most=100), ids_of) as through:

@@ -12,11 +12,10 @@ import pytest
 import torch
 from emulator import EmulatedDevice
 from model import int8_with_a_scale
-from open_options import feature_loader, node_loader
+from open_options import feature_loader
 
 import gids
 from gids.cuda import Device
-from gids.store import FeatureStore
 from gids.store.dtypes import TABLE_DTYPES
 from gids.store.names import Relation
 from gids.write import DatasetWriter
@@ -174,16 +173,6 @@ def test_outputs_count_as_they_are_handed_out(path: Path, expected: Rows) -> Non
         feature_loader(path, ["paper.column"], memory=2 * PAPERS * row_bytes) as loader,
     ):
         list(loader.attach([ids], lambda ids: ids))
-
-
-def test_minibatches_have_rows_of_nodes_and_edges(path: Path, expected: Rows) -> None:
-    weights = FeatureStore(path).table("weight").read_rows
-    tables = ["paper.row", "paper.cites.paper.weight"]
-    with node_loader(path, torch.arange(200), [3, 4], tables=tables, batch_size=50, memory=1 << 28) as loader:
-        for minibatch in loader:
-            assert torch.equal(minibatch.features[tables[0]], expected[tables[0]][minibatch.input_nodes])
-            edges = torch.cat([block.edge_ids for block in minibatch.blocks])  # type: ignore[union-attr]
-            assert torch.equal(minibatch.features[tables[1]], weights(edges))
 
 
 def documented() -> list[list[list[str]]]:

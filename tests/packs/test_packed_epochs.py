@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from packs_example import (
@@ -43,25 +42,6 @@ def test_minibatches_and_rows_are_those_of_random_reads(
         assert [c["way"] for c in stats["choices"]] == ["pack", "pack"]
         assert stats["bytes_written"] > 0
     assert not scratch_files(path)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("seed", range(6))
-def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    memory = int(rng.integers(9 << 20, 14 << 20))
-    scratch = int(rng.integers(3 << 20, 20 << 20))
-    batch_size = int(rng.integers(16, 128))
-    print(memory, scratch, batch_size)
-    with (
-        open_source(path, "random", 64 << 20) as random,
-        open_source(path, "pack", memory, scratch_bytes=scratch) as packed,
-    ):
-        one, other = open_loader(random, batch_size=batch_size), open_loader(packed, batch_size=batch_size)
-        assert_all_same(one, other)
-        stats = other.stats()["packs"]
-        assert stats["choices"]
-        assert stats["minibatches"] > 0  # the rest by random reads if scratch is too small for one pack
 
 
 @pytest.mark.parametrize("memory", [11_111_111, 12_345_678, 13_000_001])

@@ -237,14 +237,3 @@ def test_a_second_stream_sees_damage_too(path: Path, rows: Ids, tmp_path: Path, 
                 assert same_bits(features[name], rows[name][batch[name]])
         assert 0 < failed < len(batches)
         assert len(list(first)) == 9  # swept before the damage
-
-
-def test_a_loader_that_is_closed_in_mid_epoch(path: Path) -> None:
-    with open_source(path, "pack") as source:
-        loader = open_loader(source)
-        epoch = iter(loader)
-        next(epoch)
-        loader.close()
-        assert list(epoch) == []
-        with pytest.raises(ValueError, match="closed"):
-            iter(loader)

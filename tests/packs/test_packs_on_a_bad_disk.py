@@ -210,26 +210,6 @@ def test_a_shard_that_is_damaged_after_opening(
         assert 0 < len(failed) < len(batches)
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_scratch_that_cannot_be_read_ends_packs(
-    path: Path,
-    rows: Ids,
-    cut: dict[str, int],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Also in the middle of a minibatch that is in several packs."""
-    rng = np.random.default_rng(6)
-    cut_small(monkeypatch, **{"pack_bytes": 900_000, **cut})
-    faulty(monkeypatch, lambda _, files: [(len(files) - 1, 10, errno.EIO, 1 << 30)])
-    with open_source(path, "pack") as source:
-        batches = minibatches(source.store, 30, rng)
-        loader = gids.FeatureLoader(source, list(source.store.tables))
-        assert list(results(loader, batches, rows)) == [None] * len(batches)
-        random_reads_went_on(loader, "cannot read a pack", caplog)
-        assert str(source.store.table("paper.feat").shard_paths[0].parent) in caplog.text
-
-
 @pytest.mark.parametrize("turn", [1, 2, 4])
 def test_a_sweep_whose_thread_ends_early_gives_way_to_random_reads(
     path: Path,

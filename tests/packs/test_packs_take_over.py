@@ -233,12 +233,6 @@ def test_scratch_that_fails_loses_no_minibatch(
     assert "scratch fails" in caplog.text
 
 
-@pytest.mark.usefixtures("_packs_pay")
-@pytest.mark.parametrize("scratch_bytes", [100_000, 1_000_000])
-def test_small_scratch(path: Path, expected: list[Minibatch], scratch_bytes: int) -> None:
-    read(path, expected, epochs=2, scratch_bytes=scratch_bytes)
-
-
 def test_scratch_with_room_for_one_superbatch(
     path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,24 +264,6 @@ def test_a_break_ends_all(
         loader.load_state_dict(state)
         assert_all_same(expected[stop:], loader)
     assert not background_threads()
-
-
-@pytest.mark.usefixtures("_packs_pay")
-def test_a_second_stream_before_and_after_packs_take_over(
-    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_over_at(monkeypatch, 3)
-    with open_source(path, "random") as source:
-        valid = list(open_loader(source, batch_size=300))
-    with open_source(path, "auto") as source:
-        train, other = (open_loader(source, batch_size=size) for size in (BATCH, 300))
-        assert train.feature_loader is other.feature_loader
-        first, second = iter(train), iter(other)
-        for step, (a, b) in enumerate(zip(expected, first, strict=True)):
-            assert_same(a, b)
-            if step % 4 == 1 and step // 4 < len(valid):
-                assert_same(next(second), valid[step // 4])
-        assert 0 < train.stats()["packs"]["minibatches"] < COUNT
 
 
 @pytest.mark.usefixtures("_packs_pay")
