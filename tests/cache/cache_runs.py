@@ -40,6 +40,7 @@ class Make(ExitStack):
     def __init__(self, device: Device | None = None, **defaults: Any) -> None:
         super().__init__()
         self._device, self._defaults = device, {"heats": {}} | defaults
+        self.on_device = device is not None
 
     def __call__(
         self,

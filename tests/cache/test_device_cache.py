@@ -15,7 +15,6 @@ import pytest
 import torch
 from cache_runs import (
     FLOATS,
-    POLICIES,
     Make,
     check,
     make_rows,
@@ -35,18 +34,6 @@ from gids.cuda.device import Argument, Device, Stream
 def make(device: Device) -> Iterator[Make]:
     with Make(device) as made:
         yield made
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("lines", "host_lines"), [(0, 3), (30, 20)])
-def test_rows_equal_the_source_with_lines_in_host_memory(
-    tmp_path: Path, make: Make, policy: str, lines: int, host_lines: int
-) -> None:
-    rng = np.random.default_rng(lines)
-    table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024, shards=2)
-    cache = make(table, lines, host_lines, policy=policy)
-    check(cache, [table], random_batches(rng, table, 12, 300), 6, 3)
 
 
 WAITS = [("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")]

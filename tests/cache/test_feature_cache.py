@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cache_runs import FLOATS, Make, check, make_rows, marked, random_batches, rows_of, run
+from cache_runs import FLOATS, Make, check, make_rows, marked, rows_of, run
 from children import ended, resident_bytes
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
@@ -38,19 +38,6 @@ def make() -> Iterator[Make]:
 @pytest.fixture(params=[False, True], ids=["output-at-plan", "output-at-gather"])
 def late(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("policy", ["lookahead", "lru"])
-@pytest.mark.parametrize("lines", [0, 1, 40, 10_000])
-def test_rows_equal_the_source_for_every_engine_and_size(
-    tmp_path: Path, make: Make, engine: str, policy: str, lines: int, late: bool
-) -> None:
-    rng = np.random.default_rng(lines)
-    table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024, shards=2)
-    cache = make(table, lines, kind=engine, policy=policy, threads=2, late_outputs=late)
-    check(cache, [table], random_batches(rng, table, 25, 300), 6, 3)
 
 
 def test_lines_take_memory_as_they_are_used(tmp_path: Path, make: Make) -> None:

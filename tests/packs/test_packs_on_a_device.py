@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import errno
 import re
 import threading
@@ -39,10 +38,9 @@ from gids import _core
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import pack_reads, pack_switch, sampled_ahead
-from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_rows
+from gids.packs import DiskRates, RowMemory, Superbatch, device_rows
 from gids.packs import memory as pack_memory
-from gids.packs.memory import READS
-from gids.packs.row_memory import Extent, Wanted
+from gids.packs.row_memory import Wanted
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
@@ -551,29 +549,6 @@ def test_packs_that_are_striped_over_directories(
         assert loader.stats()["packs"]["minibatches"] == len(expected)
 
 
-@pytest.mark.parametrize(("disks", "most"), [(1, 64), (4, 64), (5, 128), (8, 128)])
-def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Path) -> None:
-    """So that reads of 8 MiB per disk are in flight while a part is copied."""
-    with open_source(path) as source:
-        budget = PackBudget(
-            tables=[source.store.table("paper.feat")],
-            output_row_bytes={},
-            bounce_bytes=0,
-            sampler_bytes=0,
-            waiting=0,
-            memory_bytes=16 << 30,
-            disks=disks,
-            device_bytes=0,
-        )
-        assert budget.staging_bytes == most << 20
-        in_flight = READS * budget._read_bytes * disks
-        assert (
-            in_flight <= budget.staging_bytes * (device_rows.STAGING_PARTS - 1) // device_rows.STAGING_PARTS
-        )
-    less = dataclasses.replace(budget, memory_bytes=64 << 20)
-    assert less.staging_bytes == 2 << 20
-
-
 def test_loads_go_on_while_a_graph_is_captured() -> None:
     device, array = LateDevice(3), np.arange(1 << 16, dtype=np.uint8)
     staging = device_rows.Staging(device, len(array))
@@ -633,13 +608,3 @@ def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.Mon
         rows.stream.synchronize()
         with pytest.raises(AssertionError, match="row 3000 of a minibatch is in no pack"):
             next(stream)
-
-
-def test_pieces_cover_extents() -> None:
-    extents = [Extent(0, 4096, 10), Extent(100, 0, 0), Extent(50, 7, 25)]
-    assert list(device_rows._pieces(extents, 10)) == [
-        Extent(0, 4096, 10),
-        Extent(50, 7, 10),
-        Extent(60, 17, 10),
-        Extent(70, 27, 5),
-    ]

@@ -1,9 +1,8 @@
-"""Neighbor: probabilities and counts of draws, also with weights and with replacement. Seeds are fixed."""
+"""Neighbor: what the model lacks: probabilities and counts of draws with weights and with replacement."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from functools import partial
 from typing import Any
 
@@ -33,37 +32,6 @@ def draw(
     [block] = sampler.sample(graph, torch.arange(NODES), seed=seed, step=step).blocks
     assert isinstance(block, Block)
     return block.positions.numpy().reshape(NODES, fanout) - np.arange(NODES)[:, None] * degree, block
-
-
-def assert_equally_likely(outcomes: npt.NDArray[np.int64], kinds: int) -> None:
-    """outcomes: each from 0 to kinds - 1."""
-    p = stats.chisquare(np.bincount(outcomes, minlength=kinds)).pvalue
-    assert p > UNLIKELY, p
-
-
-@pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (6, 2), (6, 3), (7, 4), (9, 8), (10, 2)])
-def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
-    """This covers single neighbors and pairs."""
-    chosen = np.sort(draw(degree, fanout)[0], axis=1)
-    assert (np.diff(chosen, axis=1) > 0).all(), "no neighbor twice"
-    assert chosen.min() >= 0
-    assert chosen.max() < degree
-    _, which = np.unique(chosen @ degree ** np.arange(fanout), return_inverse=True)
-    assert_equally_likely(which, math.comb(degree, fanout))
-
-
-@pytest.mark.parametrize("other", ["step", "seed", "node"])
-def test_draws_of_different_nodes_steps_and_seeds_are_independent(other: str) -> None:
-    first = draw(7, 1)[0][:, 0]
-    second = {
-        "step": draw(7, 1, step=1)[0][:, 0],
-        "seed": draw(7, 1, seed=4)[0][:, 0],
-        "node": np.roll(first, 1),
-    }[other]
-    assert_equally_likely(first * 7 + second, 49)
-
-
-# --- with weights, with replacement ---
 
 
 def assert_distributed(outcomes: np.ndarray, probabilities: dict[tuple[int, ...], float]) -> None:

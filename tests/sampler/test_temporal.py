@@ -172,28 +172,6 @@ def test_later_edges_are_as_if_they_did_not_exist(options: dict[str, Any]) -> No
             assert one.weights is None or torch.equal(one.weights, other.weights)  # type: ignore[arg-type]
 
 
-def test_last_takes_the_latest_edges_and_uniform_takes_all_alike() -> None:
-    times = np.array([1, 2, 2, 5, 5, 5, 8, 9])
-    graph = replace(make_graph([8, 0, 0]), edge_times=times, sorted_by="edges")
-    many = 4000
-    of_times = torch.arange(many) + 5
-    seeds = TimedSeeds(torch.zeros(many, dtype=torch.int64), of_times)  # so the trees differ
-    block = Neighbor([3], temporal="edges", strategy="last").sample(graph, seeds).blocks[0]
-    assert isinstance(block, Block)
-    by_seed = block.positions.reshape(many, 3)
-    assert by_seed[0].tolist() == [3, 4, 5]
-    assert by_seed[3].tolist() == [4, 5, 6]
-    assert by_seed[4:].tolist() == [[5, 6, 7]] * (many - 4)
-    uniform = Neighbor([3], temporal="edges").sample(graph, seeds).blocks[0]
-    assert isinstance(uniform, Block)
-    counts = np.bincount(uniform.positions[12:].numpy(), minlength=8)  # of seeds from time 9 on
-    expected = (many - 4) * 3 / 8
-    variance = (many - 4) * (3 / 8) * (5 / 8)
-    assert (np.abs(counts - expected) < 5 * variance**0.5).all()
-    chi_square = float(((counts - expected) ** 2 / variance).sum()) * 7 / 8
-    assert chi_square < 30  # seven degrees of freedom: once in ten thousand
-
-
 def test_no_edge_is_later_than_its_seed_in_any_layer() -> None:
     rng = np.random.default_rng(6)
     for by, subgraph in product(("edges", "nodes"), ("directional", "bidirectional", "induced")):
