@@ -112,23 +112,24 @@ def test_rows_equal_the_source_in_runs_that_a_number_draws(tmp_path: Path, make:
             assert stats["loads"] > 0 if lines + host_lines else stats["bypasses"] > 0
 
 
-@pytest.mark.few(13)
-@pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("scale", ["row", "column"])
-@pytest.mark.parametrize(("dim", "page_bytes"), [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)])
-def test_int8_rows_are_widened_as_numpy_does(
-    tmp_path: Path, make: Make, to: torch.dtype, scale: str, dim: int, page_bytes: int
-) -> None:
-    rng = np.random.default_rng(dim)
-    steps = rng.integers(-127, 128, (300, dim), np.int8)
-    table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2)
-    wanted = RawTable(table.name, table.rows.to(to), 0, 1, [])
-    for lines in (0, 30, 300):
-        cache = make(table, lines, output_dtype=to)
-        check(cache, [wanted], random_batches(rng, table, 4, 200), 3, 2)
-        through, error = cache.read_through({table.name: torch.arange(300)})
-        assert error is None
-        assert same_bits(through[table.name], wanted.rows)
+def test_int8_rows_are_widened_as_numpy_does(tmp_path: Path, make: Make, scale: str) -> None:
+    """From lines, on a device or below it, preloaded or not, and without a line."""
+    places = [(0, 0, 0), (30, 0, 0), (300, 0, 0), (0, 6, 9), (8, 4, 9)]
+    shapes = [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)]
+    for turn, (dim, page_bytes) in enumerate(shapes, scale == "row"):
+        rng = np.random.default_rng(dim)
+        steps = rng.integers(-127, 128, (300, dim), np.int8)
+        table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2, name=f"_N.{dim}")
+        to = FLOATS[turn % 3]
+        wanted = RawTable(table.name, table.rows.to(to), 0, 1, [])
+        for lines, host_lines, heat in (places[turn % 5], places[(turn + 2) % 5]):
+            heats = {table.name: np.full(table.page_count, heat, np.uint8)} if heat else {}
+            cache = make(table, lines, host_lines, output_dtype=to, heats=heats)
+            check(cache, [wanted], random_batches(rng, table, 3, 150), 3, 2)
+            through, error = cache.read_through({table.name: torch.arange(300)})
+            assert error is None
+            assert same_bits(through[table.name], wanted.rows)
 
 
 @pytest.mark.few(33)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from cache_runs import (
-    FLOATS,
     Make,
     check,
     make_rows,
@@ -24,7 +23,7 @@ from cache_runs import (
 )
 from datasets import same_bits
 from emulator import EmulatedDevice
-from raw_table import RawTable, write_raw_table, write_scaled_table
+from raw_table import write_raw_table
 
 from gids import _core
 from gids.cuda.device import Argument, Device, Stream
@@ -218,24 +217,6 @@ def test_kernels_that_the_bus_bounds_leave_the_multiprocessors_free(
     cache = make(table, 100, 800, staging_bytes=4096 * 512, wait="warp")
     rows_of(cache, table, torch.arange(1200))
     assert grids["gids_gather_host_lines"] == grids["gids_fill_lines"] == 32
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("to", FLOATS)
-@pytest.mark.parametrize("scale", ["row", "column"])
-@pytest.mark.parametrize(("dim", "page_bytes"), [(7, 512), (128, 4096), (1020, 1024)])
-def test_int8_rows_are_widened_wherever_they_come_from(
-    tmp_path: Path, make: Make, to: torch.dtype, scale: str, dim: int, page_bytes: int
-) -> None:
-    """From lines on the device or in host memory, preloaded or not, and from staging."""
-    rng = np.random.default_rng(dim)
-    steps = rng.integers(-127, 128, (300, dim), np.int8)
-    table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2)
-    wanted = RawTable(table.name, table.rows.to(to), 0, 1, [])
-    heat = {table.name: np.full(table.page_count, 9, np.uint8)}
-    for lines, host_lines, wait in ((0, 0, "warp"), (0, 6, "stream"), (8, 4, "stream")):
-        cache = make(table, lines, host_lines, output_dtype=to, wait=wait, heats=heat if host_lines else {})
-        check(cache, [wanted], random_batches(rng, table, 4, 200), 2, 2)
 
 
 def test_a_device_that_cannot_wait_for_a_word_polls(

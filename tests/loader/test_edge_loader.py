@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from open_options import edge_loader
 
 import gids
-from gids.cuda import Device
 from gids.loader import EdgeMinibatch
 from gids.sampler import Block, Minibatch, Neighbor, RandomWalk
 from gids.store.names import Relation
@@ -256,23 +254,6 @@ def test_minibatches_depend_on_seed_and_epoch_alone_and_resume(several: Path) ->
     ):
         with open_loader(several, None, **options) as loader, pytest.raises(ValueError, match=message):
             loader.load_state_dict(state)
-
-
-def test_minibatches_are_made_on_the_device(
-    one: Path, several: Path, device: Device, cuda_is: Callable[[Device], None]
-) -> None:
-    cuda_is(device)
-    for path, options in ((one, {}), (several, {"relation": BUYS, "reverse": BOUGHT})):
-        options = {"exclude": "reverse", "sampler": [2, 3], "batch_size": 200, **options}
-        with open_loader(path, None, **options) as loader:
-            expected = list(loader)
-        with open_loader(path, None, device="cuda", topology_on="host", **options) as loader:
-            for m, same in zip(loader, expected, strict=True):
-                for tensor, other in zip(m.tensors(), same.tensors(), strict=True):
-                    assert tensor.device == device.torch_device
-                    assert torch.equal(tensor.cpu(), other)
-                for name, values in m.features.items():
-                    assert torch.equal(values.cpu(), same.features[name])
 
 
 def test_a_sampler_without_blocks_excludes_nothing(one: Path) -> None:

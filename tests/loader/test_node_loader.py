@@ -150,17 +150,6 @@ def test_only_the_tables_asked_for(two_types: Path, source: Rows) -> None:
         assert len(m.labels["paper"]) == 50  # type: ignore[index]
 
 
-def test_rows_of_edges(two_types: Path) -> None:
-    """Those of all blocks' edges, the input layer's first."""
-    options = {"seeds": {"paper": torch.arange(0, PAPERS, 9)}, "tables": ["author.writes.paper.year"]}
-    with open_loader(two_types, **options) as loader:
-        for m in loader:
-            blocks = [layer["author", "writes", "paper"] for layer in m.blocks]  # type: ignore[index, call-overload]
-            ids = torch.cat([block.edge_ids for block in blocks])
-            assert torch.equal(m.features["author.writes.paper.year"], ids.view(-1, 1))
-            assert len(ids) > 0
-
-
 def test_edge_ids_are_looked_up_once_for_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     indptr, indices = random_in_edges(200, 200, 1)
     ids = np.random.default_rng(2).permutation(len(indices))

@@ -279,17 +279,6 @@ def test_positions_are_of_the_ranks_own_seeds(one: Path) -> None:
                 assert set(epoch.positions(m.step).tolist()) <= set(epoch.order[first : first + 60].tolist())
 
 
-def test_features_and_labels_are_of_the_ranks_own_nodes(one: Path) -> None:
-    rows = torch.arange(PAPERS * 16, dtype=torch.float32).view(-1, 16)
-    for rank in range(3):
-        source = gids.open(one, memory=64 << 20)
-        options = {"tables": None, "rank": rank, "world_size": 3}
-        with node_loader(source, torch.arange(0, PAPERS, 7), batch_size=20, **options) as loader:
-            for m in loader:
-                assert torch.equal(m.features["paper.feat"], rows[m.input_nodes])  # type: ignore[index]
-                assert torch.equal(m.labels, m.seeds)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [

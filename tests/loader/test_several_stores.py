@@ -11,7 +11,6 @@ import torch
 from open_options import edge_loader, feature_loader, node_loader
 
 import gids
-from gids.cuda import Device
 from gids.store import FeatureStore
 from gids.write import DatasetWriter, edge_list
 
@@ -157,29 +156,3 @@ def test_what_does_not_fit_is_refused(
     stores = [FeatureStore(path) for path in paths]
     with pytest.raises(error, match=message):
         gids.NodeLoader(stores[0], {"paper": torch.arange(9)}, [3], tables=tables(stores))
-
-
-def test_features_come_on_the_device(
-    paths: list[Path], source: Rows, device: Device, cuda_is: Callable[[Device], None]
-) -> None:
-    cuda_is(device)
-    tables = {name: table for name, table in tables_of(paths).items() if name in ("author", "text", "image")}
-    with node_loader(
-        paths[0],
-        {"paper": torch.arange(60)},
-        [3],
-        tables=tables,
-        batch_size=30,
-        device="cuda",
-        device_memory=32 << 20,
-        staging=1 << 20,
-        queue_depth=32,
-    ) as loader:
-        for minibatch in loader:
-            for name, ntype, of in (
-                ("author", "author", "author.feat"),
-                ("text", "paper", "text"),
-                ("image", "paper", "image"),
-            ):
-                nodes = minibatch.input_nodes[ntype].cpu()  # type: ignore[call-overload]
-                assert torch.equal(minibatch.features[name].cpu(), source[of][nodes])

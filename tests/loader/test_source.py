@@ -51,26 +51,16 @@ def test_options_are_the_arguments_of_open() -> None:
     assert len(arguments) == 12
 
 
-@pytest.mark.parametrize(
-    ("given", "size"),
-    [
-        ("16GB", 16_000_000_000),
-        ("16GiB", 16 << 30),
-        ("512 MiB", 512 << 20),
-        (8e9, 8_000_000_000),
-        (4096, 4096),
-    ],
-)
-def test_sizes_are_numbers_or_text(path: Path, given: Any, size: int) -> None:
-    with gids.open(
-        path, memory=given, device_memory=given, tuning=gids.Tuning(cache=given, staging=given)
-    ) as source:
-        found = source.options
-        assert {found.memory, found.device_memory, found.cache, found.staging, source.memory} == {size}
+def test_sizes_are_numbers_or_text(path: Path) -> None:
+    for given, size in (("16GiB", 16 << 30), (8e9, 8_000_000_000), (4096, 4096)):
+        tuning = gids.Tuning(cache=given, staging=given)
+        with gids.open(path, memory=given, device_memory=given, tuning=tuning) as source:
+            sizes = source.options
+            assert {sizes.memory, sizes.device_memory, sizes.cache, sizes.staging, source.memory} == {size}
 
 
 @pytest.mark.parametrize("name", ["memory", "device_memory", "cache", "staging"])
-@pytest.mark.parametrize("wrong", ["16 gigs", "", -1, float("nan"), float("inf"), True, [1]])
+@pytest.mark.parametrize("wrong", ["16 gigs", -1])  # the others: tests/test_sizes.py
 def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}=.* is not a size in bytes: use 4096, 256MB or 1.5GiB"):
         gids.open(path, **tuned({name: wrong}))

@@ -248,26 +248,6 @@ def check(features: Ids, asked: Ids, expected: Ids) -> None:
         assert same_bits(features[name], expected[name][ids]), name
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(2))
-def test_minibatches_that_are_sampled_on_the_device(
-    path: Path,
-    expected: list[Minibatch],
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
-    cuda_is: Callable[[Device], None],
-) -> None:
-    cut_small(monkeypatch, pack_bytes=900_000, minibatches=6)
-    device = LateDevice(seed)
-    cuda_is(device)
-    with open_source(path) as source:
-        loader = open_loader(source, device="cuda")
-        check_beside_training(device, expected, loader)
-        assert loader.stats()["packs"]["minibatches"] == len(expected)
-    device.close()
-    assert not device.mapped
-
-
 @pytest.mark.slow
 def test_a_run_resumes_inside_a_pack(
     on: Device, path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
@@ -345,7 +325,7 @@ def few_batches(count: int = 12) -> list[Ids]:
     return [{"paper.text": torch.randint(4000, (30,), generator=generator)} for _ in range(count)]
 
 
-@pytest.mark.parametrize(("first", "most"), [(0, 20), (3, 20), (2, 5)])
+@pytest.mark.parametrize(("first", "most"), [(3, 20), (2, 5)])
 def test_auto_changes_to_packs_at_any_minibatch(
     on: Device, path: Path, rows: Ids, first: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,7 +445,7 @@ def test_scratch_that_cannot_be_read_ends_packs(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("method", "turn"), [("prepare", 1), ("begin", 2)])
+@pytest.mark.parametrize(("method", "turn"), [("begin", 2), ("prepare", 1)])
 def test_a_full_disk_goes_on_by_random_reads(
     path: Path,
     expected: list[Minibatch],

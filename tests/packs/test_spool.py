@@ -241,17 +241,6 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("unfit", UNFIT, ids=lambda unfit: type(unfit).__name__)
-def test_what_does_not_come_back_is_not_added(tmp_path: Path, unfit: Any) -> None:
-    spool = open_spool(tmp_path)
-    put(spool, small_minibatch("first"))
-    with pytest.raises(NotSpoolable, match=r"a Minibatch does not (un)?pickle"):
-        put(spool, small_minibatch(("second", unfit)))
-    put(spool, small_minibatch("third"))
-    assert [spool.take(i)[0].other for i in range(len(spool))] == ["first", "third"]
-    spool.close()
-
-
 def test_a_minibatch_that_unpickles_to_other_rows_is_not_added(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     with pytest.raises(NotSpoolable, match="reads other rows"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, assert_all_same, assert_same, assert_same_on, write
+from pyg_model import CITES, PAPERS, WRITES, assert_all_same, assert_same, write
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -18,7 +16,6 @@ from torch_geometric.sampler import NegativeSampling
 
 import gids
 import gids.pyg
-from gids.cuda import Device
 
 
 def pairs_of(batch: Any, relation: Any = None) -> torch.Tensor:
@@ -226,19 +223,6 @@ def test_ranks_share_edges_and_negatives(one: Data, one_path: Path) -> None:
     for step, (ids, negatives) in enumerate(of_rank(0, 1)):
         assert torch.equal(torch.cat([rank[step][0] for rank in together]), ids)
         assert torch.equal(torch.cat([rank[step][1] for rank in together]), negatives)
-
-
-def test_minibatches_are_made_on_the_device(
-    one: Data, one_path: Path, several_path: Path, device: Device, cuda_is: Callable[[Device], None]
-) -> None:
-    cuda_is(device)
-    for path, edges, options in (
-        (one_path, one.edge_index[:, :90], {"neg_sampling": "binary"}),
-        (several_path, WRITES, {"neg_sampling": "triplet"}),
-        (one_path, one.edge_index[:, :90], {"subgraph_type": "bidirectional"}),
-    ):
-        make = partial(gids.pyg.LinkNeighborLoader, path, [3, -1], edges, topology_on="host")
-        assert_same_on(device, make, 3, batch_size=40, shuffle=True, **options)
 
 
 def test_wrong_arguments_of_a_link_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from pyg_model import (
     WRITES,
     WRITTEN,
     assert_all_same,
-    assert_same_on,
     sample_all,
     stores,
     write,
@@ -31,7 +28,6 @@ from torch_geometric.sampler import NumNeighbors
 
 import gids
 import gids.pyg
-from gids.cuda import Device
 from gids.loader import pack_switch, sampled_ahead
 from gids.loader.epoch_loader import EpochLoader
 from gids.write import DatasetWriter, create_table, edge_list
@@ -277,15 +273,6 @@ def test_minibatches_depend_on_seed_and_epoch_alone(one_path: Path) -> None:
         assert run(**options) == expected, options
     assert run(seed=1) != expected
     assert expected[: len(expected) // 2] != expected[len(expected) // 2 :]
-
-
-def test_minibatches_are_made_on_the_device(
-    one_path: Path, several_path: Path, device: Device, cuda_is: Callable[[Device], None]
-) -> None:
-    cuda_is(device)
-    for path, nodes in ((one_path, torch.arange(0, PAPERS, 9)), (several_path, ("author", [1, 5, 70, 9]))):
-        make = partial(open_loader, path, [3, -1], nodes, topology_on="host")
-        assert_same_on(device, make, shuffle=True, batch_size=20)
 
 
 def test_wrong_arguments_of_a_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:

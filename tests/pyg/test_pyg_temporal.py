@@ -137,7 +137,7 @@ def test_negatives_with_trees_are_the_same_on_any_number_of_ranks(
             given: dict[str, Any] = {"neg_sampling": {"mode": "binary", "amount": 3}, **options}
             alone = seeds_and_negatives(path, edges, relation, batch_size=40, **given)
             assert len(alone) == 3
-            for ranks in (2, 5):
+            for ranks in (4,):
                 together = [
                     seeds_and_negatives(
                         path, edges, relation, batch_size=40 // ranks, rank=rank, world_size=ranks, **given
