@@ -413,15 +413,13 @@ def test_without_nvidia_fs_gds_is_tried_only_if_cufile_is_told_to_use_p2pdma(
     assert why_no_gds(file).startswith(f"GPUDirect Storage {expected}")
 
 
-def test_a_crash_of_kvikio_is_reported(fake_kvikio: Path, file: Path) -> None:
-    fake_kvikio.write_text("import a_library_that_is_not_there\n")
-    assert "No module named 'a_library_that_is_not_there'" in why_no_gds(file)
-
-
-def test_a_missing_kvikio_and_a_missing_file_are_reported(
-    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_crash_of_kvikio_and_a_missing_kvikio_or_file_are_reported(
+    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert "No such file" in why_no_gds(tmp_path / "none")
+    fake_kvikio.write_text("import a_library_that_is_not_there\n")
+    assert "No module named 'a_library_that_is_not_there'" in why_no_gds(file)
+    monkeypatch.setattr(module, "_faults", {})
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     assert why_no_gds(file) == "kvikio is not installed"
 

@@ -157,27 +157,18 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", [*SAMPLERS, "Neighbor, typed", "Labor, typed"])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_sample_together_what_one_process_samples(one: Path, name: str, world_size: int) -> None:
-    options = {"seeds": torch.arange(0, PAPERS, 4), "sampler": SAMPLERS[name]}
-    with node_loader(one, batch_size=40 * world_size, **options) as loader:
-        whole = [m for _ in range(2) for m in loader]
-    compare(whole, on_ranks(world_size, lambda **o: node_loader(one, **o), batch_size=40, **options))
-
-
-@pytest.mark.parametrize("name", ["Neighbor", "Labor"])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_sample_together_what_one_process_samples_of_several_types(
-    several: Path, name: str, world_size: int
+def test_ranks_sample_together_what_one_process_samples(
+    one: Path, several: Path, name: str, world_size: int
 ) -> None:
-    options = {
-        "seeds": {"paper": torch.arange(0, PAPERS, 9), "author": torch.arange(0, AUTHORS, 5)},
-        "sampler": SAMPLERS[name],
-    }
-    with node_loader(several, batch_size=30 * world_size, **options) as loader:
+    path, seeds = one, torch.arange(0, PAPERS, 4)
+    if name.endswith(", typed"):
+        path, seeds = several, {"paper": seeds[::2], "author": torch.arange(0, AUTHORS, 5)}
+    options: dict[str, Any] = {"seeds": seeds, "sampler": SAMPLERS[name.removesuffix(", typed")]}
+    with node_loader(path, batch_size=40 * world_size, **options) as loader:
         whole = [m for _ in range(2) for m in loader]
-    compare(whole, on_ranks(world_size, lambda **o: node_loader(several, **o), batch_size=30, **options))
+    compare(whole, on_ranks(world_size, lambda **o: node_loader(path, **o), batch_size=40, **options))
 
 
 def compare(whole: list[Minibatch], ranks: list[list[Minibatch]]) -> None:

@@ -15,14 +15,15 @@ from datasets import random_in_edges, same_bits
 from open_options import tuned
 
 import gids
-from gids.loader import pack_switch, sampled_ahead
+from gids.loader import pack_reads, pack_switch, sampled_ahead
 from gids.loader.epoch_stream import EpochStream
 from gids.loader.pack_switch import PackSwitch
-from gids.packs import memory
+from gids.packs import DiskRates, memory
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
 PAPERS, AUTHORS = 4000, 700
+SLOW_AT_RANDOM = DiskRates(4096, 10.0, 1e9, 1e9)
 
 
 def write(path: Path) -> Path:
@@ -117,6 +118,16 @@ def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
         return len(waits) >= minibatch and not stream.sampled_all
 
     monkeypatch.setattr(PackSwitch, "_waits_long", are_so_many)
+
+
+def consider_packs(
+    monkeypatch: pytest.MonkeyPatch, rates: DiskRates, early: int, least_wait_s: float = 1e-6
+) -> None:
+    """With tables of any size, for disks of these rates, after so many minibatches that wait so long."""
+    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: rates)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", least_wait_s)
+    monkeypatch.setattr(pack_switch, "EARLY", early)
 
 
 def cut_small(

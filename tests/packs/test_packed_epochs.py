@@ -11,8 +11,10 @@ import pytest
 import torch
 from packs_example import (
     PAPERS,
+    SLOW_AT_RANDOM,
     assert_all_same,
     assert_same,
+    consider_packs,
     cut_small,
     open_loader,
     open_source,
@@ -124,10 +126,7 @@ def test_packs_that_are_refused_lose_no_minibatch_of_the_window(
     path: Path, monkeypatch: pytest.MonkeyPatch, early: int
 ) -> None:
     """Also those that were in the window, and not among the first ones that packs are judged by."""
-    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e3, 1e3))
-    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-6)
-    monkeypatch.setattr(pack_switch, "EARLY", early)
+    consider_packs(monkeypatch, DiskRates(4096, 1e9, 1e3, 1e3), early)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
         loader = open_loader(auto, batch_size=32)
         assert_all_same(open_loader(random, batch_size=32), loader)
@@ -148,11 +147,10 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
 
     def measure(*_: Any, **__: Any) -> DiskRates:
         measured.append(1)
-        return DiskRates(4096, 10.0, 1e9, 1e9)
+        return SLOW_AT_RANDOM
 
-    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, pack_switch.EARLY, least_wait_s)
     monkeypatch.setattr(pack_reads, "measure_rates", measure)
-    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", least_wait_s)
     if not has_scratch:
         monkeypatch.setattr(pack_reads.PackReads, "scratch", None)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
@@ -172,9 +170,7 @@ def test_a_minibatch_that_fails_while_packs_take_over_is_the_only_one_lost(
     path: Path, rows: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Number 16 is the first that comes back from the window."""
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
-    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda *_: True)
-    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-6)
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, pack_switch.EARLY)
     names, lost, asked = ["paper.text", "paper.feat"], int(failing[-2:]), Counter[int]()
 
     class Source:

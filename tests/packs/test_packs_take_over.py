@@ -14,9 +14,11 @@ import pytest
 import torch
 from datasets import same_bits
 from packs_example import (
+    SLOW_AT_RANDOM,
     assert_all_same,
     assert_same,
     background_threads,
+    consider_packs,
     cut_small,
     open_loader,
     open_source,
@@ -28,10 +30,10 @@ from packs_example import (
 import gids
 import gids.trace
 from gids.errors import StorageError
-from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
+from gids.loader import Observer, pack_chooser, pack_switch, sampled_ahead
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.learned import Learned
-from gids.packs import DiskRates, Spool, Superbatch, memory
+from gids.packs import Spool, Superbatch, memory
 from gids.sampler import Minibatch
 
 BATCH = 64
@@ -41,9 +43,7 @@ COUNT = 21
 @pytest.fixture
 def _packs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of any size count as large, and packs win. They are considered after one minibatch."""
-    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
-    monkeypatch.setattr(pack_switch, "EARLY", 3)
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, 3)
     take_over_at(monkeypatch, 1)
 
 
@@ -354,10 +354,7 @@ def test_packs_are_not_used_where_sampling_in_workers_takes_longer(
     path: Path, monkeypatch: pytest.MonkeyPatch, sampling_s: float | None, way: str
 ) -> None:
     """Packs wait until minibatches are sampled. sampling_s: of a minibatch; None: as it is measured."""
-    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
-    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
-    monkeypatch.setattr(pack_switch, "EARLY", 3)
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, 3, 1e-9)
     monkeypatch.setattr(pack_switch, "_SOON_S", 0.0)
     early, judged = pack_chooser.PackChooser.choose_early, list[float | None]()
     end, begun = pack_switch.PackSwitch._end_random, list[int]()

@@ -1,5 +1,6 @@
 """Tables in fewer bits: their bytes match the format, and errors are within the bound."""
 
+import itertools
 import re
 
 import numpy as np
@@ -24,39 +25,42 @@ def write(path, values, dtype, scale=None, **options):
     return FeatureStore(path).table("k"), found
 
 
+SHAPES = [(7,), (), (3, 2), (128,), (700,)]
+SOURCES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
 @pytest.mark.parametrize("scale", ["row", "column"])
-@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("shape", [(7,), (), (3, 2), (128,), (700,)])
-def test_int8_rows_equal_the_model(tmp_path, scale, source, shape):
-    values = torch.randn(ROW_COUNT, *shape, generator=torch.Generator().manual_seed(3)).to(source)
-    values[5] = 0
-    table, (narrowing, tally) = write(
-        tmp_path / "a.gids", values, torch.int8, scale, page_bytes=512, stripe=2
-    )
-    width = int(np.prod(shape))
-    steps, scales = int8_with_a_scale(values.to(torch.float32).numpy().reshape(ROW_COUNT, width), scale)
-    expected = torch.from_numpy(steps.astype(np.float32) * scales).view(ROW_COUNT, *shape)
-    assert (table.dtype, table.stored_dtype, table.scale, table.shape) == (
-        torch.float32,
-        torch.int8,
-        scale,
-        shape,
-    )
-    assert table.row_bytes == (width if scale == "column" else -(-width // 4) * 4 + 4)
-    assert torch.equal(table.read_rows(range(ROW_COUNT)), expected)
-    assert torch.equal(torch.cat([rows for _, rows in table.scan(5)]), expected)
-    raw = torch.cat([rows for _, rows in table.scan(5, stored=True)]).numpy()
-    assert np.array_equal(raw[:, :width].view(np.int8), steps)
-    if scale == "row":
-        assert np.array_equal(raw[:, -4:].copy().view(np.float32), scales)
-        assert not raw[:, width:-4].any()
-        assert table.column_scales() is None
-    else:
-        assert np.array_equal(table.column_scales(), scales.reshape(-1))
-    error = (expected.double() - values.double()).abs().max()
-    assert error <= tally.error * (1 + 1e-6)
-    assert tally.error <= narrowing.bound(tally.largest)
+def test_int8_rows_equal_the_model(tmp_path, scale):
+    told = {}
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=512, stripe=2) as writer:
+        for number, (shape, source) in enumerate(itertools.product(SHAPES, SOURCES)):
+            values = torch.randn(ROW_COUNT, *shape, generator=torch.Generator().manual_seed(3)).to(source)
+            values[5] = 0
+            key = f"k{number}"
+            told[key] = values, writer.write_table("node", "n", key, values, dtype=torch.int8, scale=scale)
     assert list(verify(tmp_path / "a.gids")) == []
+    store = FeatureStore(tmp_path / "a.gids")
+    for key, (values, (narrowing, tally)) in told.items():
+        table, shape, width = store.table(key), values.shape[1:], values[0].numel()
+        rows = values.to(torch.float32).numpy().reshape(ROW_COUNT, width)
+        steps, scales = int8_with_a_scale(rows, scale)
+        expected = torch.from_numpy(steps.astype(np.float32) * scales).view(ROW_COUNT, *shape)
+        assert (table.dtype, table.stored_dtype) == (torch.float32, torch.int8)
+        assert (table.scale, table.shape) == (scale, tuple(shape))
+        assert table.row_bytes == (width if scale == "column" else -(-width // 4) * 4 + 4)
+        assert torch.equal(table.read_rows(range(ROW_COUNT)), expected)
+        assert torch.equal(torch.cat([rows for _, rows in table.scan(5)]), expected)
+        raw = torch.cat([rows for _, rows in table.scan(5, stored=True)]).numpy()
+        assert np.array_equal(raw[:, :width].view(np.int8), steps)
+        if scale == "row":
+            assert np.array_equal(raw[:, -4:].copy().view(np.float32), scales)
+            assert not raw[:, width:-4].any()
+            assert table.column_scales() is None
+        else:
+            assert np.array_equal(table.column_scales(), scales.reshape(-1))
+        error = (expected.double() - values.double()).abs().max()
+        assert error <= tally.error * (1 + 1e-6)
+        assert tally.error <= narrowing.bound(tally.largest)
 
 
 @pytest.mark.parametrize(("dtype", "scale"), NARROW)

@@ -86,8 +86,10 @@ def test_rows_read_together_are_stored_together(tmp_path, memory_bytes):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("shape", [(1000, 64), (1000, 7), (999, 3, 5), (17,), (1,), (0, 4)])
-@pytest.mark.parametrize("stripe", [1, 3])
+@pytest.mark.parametrize(
+    ("shape", "stripe"),
+    [((1000, 64), 1), ((1000, 7), 3), ((999, 3, 5), 1), ((999, 3, 5), 3), ((17,), 3), ((1,), 1), ((0, 4), 3)],
+)
 def test_ordered_rows_are_read_by_id(tmp_path, shape, stripe):
     rng = np.random.default_rng(2)
     values = rng.standard_normal(shape).astype(np.float32)
