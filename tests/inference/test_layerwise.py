@@ -16,6 +16,7 @@ from inference_model import MEMORY, RELATION, HeteroSage, Rows, Sage, check_memo
 import gids
 from gids import FeatureStore, FormatError, MemoryBudgetError
 from gids.cli import main
+from gids.cuda import Device
 from gids.inference import layerwise
 from gids.store import verify
 from gids.write import DatasetWriter
