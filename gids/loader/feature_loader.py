@@ -401,8 +401,8 @@ class FeatureLoader(Closing):
             self._packs.release()
         self._placement.allow_waiting(epoch.waiting_batches)
         own = weakref.ref(stream)
-        steps, begun = self._observers.steps, time.perf_counter()
-        ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), steps, begun)
+        ready, begun = self._observers.ready, time.perf_counter()
+        ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), ready, begun)
         stream.take_window(self.cache_reader(epoch), self._observers, ended)
         self._windowed, self._windowed_pid = own, os.getpid()
 
@@ -708,7 +708,7 @@ def _stream_ended(
     loader: weakref.ref[FeatureLoader],
     own: weakref.ref[EpochStream[Any]],
     before: dict[str, Any],
-    steps: int,
+    ready: int,
     begun: float,
 ) -> None:
     me = loader()
@@ -717,7 +717,7 @@ def _stream_ended(
     if me._windowed is own:  # another thread may have begun the next epoch, once this one was dropped
         me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
-        minibatches = me._observers.steps - steps
+        minibatches = me._observers.ready - ready
         line = epoch_summary(before, me._totals(), minibatches, time.perf_counter() - begun)
         if line is not None:
             log.info(line)

@@ -94,7 +94,7 @@ class Observer:
 class Observers:
     """The observers of one loader, called in the order in which they were added. Numbers the steps.
 
-    profile: marks each stage for profilers.
+    profile: marks each stage for profilers. Attributes: ready: number of minibatches whose features were.
     """
 
     def __init__(self, first: Observer | None = None, profile: Stage = stage) -> None:
@@ -102,6 +102,7 @@ class Observers:
         self._profile = profile
         self._entered = self._planned = self._gathered = self._retired = 0  # steps
         self._enter_again = self._plan_again = 0  # steps of which another reader was told
+        self.ready = 0
 
     @contextmanager
     def added(self, observer: Observer) -> Iterator[None]:
@@ -116,11 +117,6 @@ class Observers:
     def any(self) -> bool:
         """Whether there is an observer."""
         return bool(self._all)
-
-    @property
-    def steps(self) -> int:
-        """Minibatches whose features were ready."""
-        return self._gathered
 
     @property
     def of_cache(self) -> bool:
@@ -149,6 +145,7 @@ class Observers:
 
     def gathered(self) -> None:
         self._gathered += 1
+        self.ready += 1
         for observer in self._all:
             observer.gathered(self._gathered - 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import subprocess
 import sys
@@ -425,9 +426,11 @@ def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
 def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gids")
     with feature_loader(path, TABLES, memory=1 << 26) as loader:
-        for count in (6, 4):
+        for count, sampled in ((6, 6), (4, 4), (2, 9)):
             caplog.clear()
-            list(loader.attach(minibatches(count), ids_of))
+            stream = loader.attach(minibatches(sampled), ids_of)
+            assert len(list(itertools.islice(stream, count))) == count
+            stream.close()
             lines = [r.getMessage() for r in caplog.records if "minibatches in" in r.getMessage()]
             assert len(lines) == 1
             assert lines[0].startswith(f"{count} minibatches in ")
