@@ -387,15 +387,16 @@ def whole_graphs(graphs: Sequence[Graph], counts: Mapping[Any, int]) -> list[Gra
 
 def check_sampler(sampler: Sampler) -> None:
     """Raise TypeError for a sampler that cannot sample from a graph whose edges are elsewhere."""
-    if has_own_sample(sampler) or not isinstance(sampler, Neighbor | Labor | Ladies | RandomWalk):
+    if not isinstance(sampler, Neighbor | Labor | Ladies | RandomWalk) or has_own_sample(sampler):
         raise TypeError(_NOT_DISTRIBUTED.format(repr(sampler), OURS))
     if isinstance(sampler, Neighbor) and sampler.subgraph == "induced":
         raise ValueError(_NOT_DISTRIBUTED.format("subgraph='induced'", "'directional' or 'bidirectional'"))
 
 
-def has_own_sample(sampler: Sampler) -> bool:
+def has_own_sample(sampler: LayeredSampler) -> bool:
     """Whether its sample() is other people's. Nothing calls it where ranks draw layer by layer."""
-    return not str(getattr(sampler.sample, "__module__", "")).startswith("gids.")
+    kinds = (kind.__module__ for kind in type(sampler).__mro__ if "sample" in vars(kind))
+    return "sample" in vars(sampler) or not next(kinds, "").startswith("gids.")
 
 
 def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import logging
@@ -497,6 +498,7 @@ def share_seeds(dataset: Path, seeds: torch.Tensor, options: Mapping[str, Any]) 
 class Marking(Neighbor):
     """A user's sampler, with work of its own in sample()."""
 
+    @functools.wraps(Neighbor.sample)
     def sample(self, *args: Any, **numbers: Any) -> Minibatch:
         sampled = super().sample(*args, **numbers)
         sampled.marked = True  # type: ignore[attr-defined]
