@@ -253,7 +253,8 @@ class DeviceRows(RowMemory):
         mapped: list[HostArray | HostMapping] = [self._numbers, self._fault, self._staging.mapping]
         loads: weakref.WeakSet[DeviceLoad] = weakref.WeakSet()
         streams = [self._staging.stream, self.stream]
-        self._end = weakref.finalize(self, _release, os.getpid(), loads, streams, mapped)
+        self._pid = os.getpid()
+        self._end = weakref.finalize(self, _release, self._pid, loads, streams, mapped)
         self.loads = loads
         """The loads that may be running."""
 
@@ -317,8 +318,8 @@ class DeviceRows(RowMemory):
         return {name: make_bools_proper(out) for name, out in outputs.items()}
 
     def close(self) -> None:
-        """See RowMemory.close(). Waits for the kernels."""
-        if self._end.alive:
+        """See RowMemory.close(). Waits for the kernels. Does nothing in a forked child."""
+        if self._end.alive and os.getpid() == self._pid:
             self._end()
             self.memory = torch.empty(0, dtype=torch.uint8)
             for row_sets in [self._resident, *self._halves]:

@@ -17,6 +17,7 @@ import late_device
 import numpy as np
 import pytest
 import torch
+from children import ended
 from datasets import random_in_edges, same_bits
 from emulator import EmulatedDevice, EmulatedStream
 from late_device import LateDevice, LateStream
@@ -187,6 +188,19 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
         assert loader.stats()["packs"]["minibatches"] > 0
     device.close()
     assert not device.mapped
+
+
+def test_a_forked_child_closes_a_loader(
+    path: Path, expected: list[Minibatch], cuda_is: Callable[[Device], None]
+) -> None:
+    """It has neither the device nor the host's memory that the device uses."""
+    cuda_is(EmulatedDevice())
+    with open_source(path) as source:
+        loader = open_loader(source, device="cuda")
+        epoch = iter(loader)
+        assert_same(next(epoch), expected[0])
+        ended(loader.close)
+        assert_all_same(expected[1:], epoch)
 
 
 def test_another_stream_reads_between_a_minibatch_and_its_copy_to_the_spool(
