@@ -101,7 +101,7 @@ class EpochLoader(Closing, ABC):
         )
         self._fanouts = sampler if isinstance(sampler, Sequence) else None
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, seed
-        self.epoch = 0
+        self._epoch = 0
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # that was loaded, or of the iterator that begins there
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
@@ -110,6 +110,17 @@ class EpochLoader(Closing, ABC):
         self._last_stats: dict[str, Any] | None = None  # once closed
         self._ends = self._closed = False  # close() was called, and came to its end
         self._beginning = OwnLock()  # no epoch begins that close() does not close
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next epoch. May be set."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if self._resume is self._progress:  # else load_state_dict() was called last
+            self._resume = None
 
     @property
     def sampler(self) -> Sampler:
@@ -256,7 +267,7 @@ class EpochLoader(Closing, ABC):
             epoch -= 1  # nobody asked its iterator for a minibatch: Lightning's Trainer makes two
         elif resume is not None and resume.epoch != epoch:
             resume = None
-        self.epoch = epoch + 1
+        self._epoch = epoch + 1
         progress = self._progress = _Progress(epoch, 0 if resume is None else resume.step)
         self._resume = None if resume is None else progress
         coming, self._next = self._next, None

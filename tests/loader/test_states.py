@@ -85,6 +85,16 @@ def test_a_state_continues_with_the_same_edges_wherever_they_are(
             assert [contents(m) for m in loader] == expected
 
 
+def test_an_epoch_that_is_set_is_next_after_a_loaded_one_of_which_nothing_was_read(tmp_path: Path) -> None:
+    with nodes(write(tmp_path / "t.gids")) as loader:
+        loader.epoch = 2
+        loader.load_state_dict(loader.state_dict())
+        iter(loader)
+        for epoch in (3, 2):
+            loader.epoch = epoch
+            assert next(iter(loader)).epoch == epoch
+
+
 def test_parts_have_the_checksum_of_edges_and_times_of_the_whole_dataset(tmp_path: Path) -> None:
     """So that a state of one process continues on several."""
     path = write(tmp_path / "whole.gids")
