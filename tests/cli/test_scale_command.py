@@ -97,7 +97,7 @@ def test_tables_and_json_agree(dataset, run, tmp_path):
 def test_json_and_tables_in_one_file(dataset, tmp_path):
     words = ["scale", dataset, *QUICK, "--ranks", "1", "--json", "/dev/stdout"]
     with open(tmp_path / "out", "w") as out:
-        subprocess.run([sys.executable, "-m", "gids", *words], stdout=out, check=True)
+        subprocess.run([sys.executable, "-P", "-m", "gids", *words], stdout=out, check=True)
     found, end = json.JSONDecoder().raw_decode(said := (tmp_path / "out").read_text())
     assert said[end:].startswith("\nmade.gids: 1,000 seeds")
     assert said.splitlines()[-1] == found["recommendation"]
