@@ -128,7 +128,7 @@ class Run:
 
     def act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
         with contextlib.ExitStack() as stack:
-            if act.beside:
+            if act.beside and act.resume != "other":  # which closes the source
                 stack.enter_context(_in_a_thread(lambda: self.between("whole", loader), repeat=False))
             try:
                 return self._act(loader, act, closing)
