@@ -18,7 +18,7 @@ from typing import Any
 
 from gids.write.files import lock, sync_directory
 
-_HEADER = "gids journal 4"
+_HEADER = "gids journal 3"
 
 
 class Journal:

@@ -8,16 +8,17 @@ the new one, and the next writer of NAME finishes the rest. The steps are:
 
 1. The journal lists the folders of shards outside the dataset before they are made.
 2. All files of the new dataset and their directories are synced.
-3. The journal records "publication": the checksum of the new manifest, the inode of the new dataset, and the
-   shard folders of the old dataset, with those that were made for the new one and have no shard.
+3. The journal records "publication": the new manifest (its checksum, and the inode and time of its file), and
+   the shard folders of the old dataset, with those that were made for the new one and have no shard.
 4. NAME and NAME.partial/dataset are exchanged; both parent directories are synced. (If the system cannot
    exchange, NAME becomes NAME.partial/replaced, then NAME.partial/dataset becomes NAME.)
 5. The old dataset becomes NAME.partial/replaced. These shard folders are removed, then itself, then the rest
    of NAME.partial, with the journal last.
 
-If the journal has a publication whose manifest is not in NAME.partial/dataset, step 4 is done and step 5 is
-left. If NAME has that manifest, too, as when a damaged dataset is converted again, the inode tells. Before a
-shard folder is removed, all manifests that may use it are read (remove_shard_folder).
+If the journal has a publication whose manifest is not in NAME.partial/dataset, or whose file is in NAME, step
+4 is done and step 5 is left. (Both have that manifest if a damaged dataset is converted again.) If neither
+has the file, as in a copy, nothing tells which one is new: it is made again. Before a shard folder is
+removed, all manifests that may use it are read (remove_shard_folder).
 """
 
 from __future__ import annotations
@@ -173,8 +174,12 @@ def publication(partial: Path, path: Path, folders: Iterable[Path] = ()) -> dict
     """Step 3: the record of NAME.partial/dataset for the journal. folders: for shards, made for it."""
     old, new = (shard_folders_of(dataset) or set() for dataset in (path, partial / "dataset"))
     unused = old | set(folders) - new
-    inode, manifest = (partial / "dataset").stat().st_ino, manifests_crc32c(partial / "dataset")
-    return {"inode": inode, "manifest": manifest, "replaces": sorted(map(str, unused))}
+    new_path = partial / "dataset"
+    return {
+        "manifest": manifests_crc32c(new_path),
+        "file": _manifest_file(new_path),
+        "replaces": sorted(map(str, unused)),
+    }
 
 
 def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = False) -> None:
@@ -210,10 +215,18 @@ def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = F
 
 def is_published(partial: Path, path: Path, record: Mapping[str, Any]) -> bool:
     """Whether step 4 is done for this record."""
-    new, manifest = partial / "dataset", record["manifest"]
-    if manifests_crc32c(new) == manifest == manifests_crc32c(path):  # it replaces an equal one
-        return bool(new.stat().st_ino != record["inode"])
-    return bool(manifests_crc32c(new) != manifest)
+    return bool(manifests_crc32c(partial / "dataset") != record["manifest"]) or is_recorded(path, record)
+
+
+def is_recorded(path: Path, record: Mapping[str, Any]) -> bool:
+    """Whether the dataset at `path` is that of the record, and neither an equal one nor a copy."""
+    return bool(_manifest_file(path) == record.get("file", []))  # earlier versions recorded none
+
+
+def _manifest_file(path: Path) -> list[int] | None:
+    """The inode and time of a dataset's manifest, or of that of the first part; None: there is none."""
+    file = (part_paths(path) or [path])[0] / MANIFEST
+    return [file.stat().st_ino, file.stat().st_mtime_ns] if file.is_file() else None
 
 
 def clean_up(partial: Path, path: Path, record: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from gids.write.publish import (
     dataset_path,
     is_dataset,
     is_published,
+    is_recorded,
     locked_directory,
     make_shard_folder,
     manifests_crc32c,
@@ -228,6 +229,8 @@ class Workplace:
         FileExistsError if something else has the name by now, StorageError.
         """
         with self._explaining("the manifest"):
+            if self._journal.publication is not None:  # of a killed writer; its manifest is written again
+                self._journal.record(publication=None)
             for folder, manifest in manifests.items():
                 write_synced(self.root / folder / MANIFEST, dump_manifest(manifest))
                 for fault in faults(manifest, Locator(self.root / folder, self.folders)):
@@ -341,6 +344,8 @@ def _settle(journal: Journal, partial: Path, path: Path) -> bool:
         clean_up(partial, path, record)
         return True
     take_back(partial, path)
+    if record is not None and not is_recorded(partial / "dataset", record):
+        journal.abandon()
     return False
 
 

@@ -21,6 +21,7 @@ from gids.convert import Options, convert
 from gids.store import verify
 from gids.store.part import part_paths
 from gids.write import DatasetWriter, publish, workplace
+from gids.write.heat_writer import write_heat
 from gids.write.journal import Journal
 from gids.write.partition import partition
 from gids.write.publish import changing
@@ -128,6 +129,41 @@ def test_a_damaged_dataset_that_was_replaced_by_an_equal_one_does_not_come_back(
     work()
     assert path_faults(path) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "feat.npy", "whole.gids"]
+
+
+@pytest.mark.parametrize("is_exchanged", [True, False])
+@pytest.mark.parametrize("change", ["heat", "copy"])
+def test_nor_if_the_new_one_got_heat_or_both_were_copied(tmp_path, source, is_exchanged, change):
+    path, copy = tmp_path / "a.gids", tmp_path / "copy"
+    converted(source, path)
+    damage(next(path.rglob("shard-00.bin")), b"damage")
+    killed(lambda: converted(source, path, overwrite=True), publish, "_exchange", after=is_exchanged)
+    if change == "heat":
+        write_heat(path, "sampled", {FeatureStore(path).node_types[0]: np.ones(500)})
+    else:
+        for name in ("a.gids", "a.gids.partial"):
+            shutil.copytree(tmp_path / name, copy)
+            shutil.rmtree(tmp_path / name)
+            copy.rename(tmp_path / name)
+    converted(source, path, overwrite=True)
+    check_rows(path, [])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "feat.npy"]
+
+
+def test_a_manifest_that_is_half_written_when_a_publication_resumes_is_not_taken_for_the_old_one(
+    tmp_path, source, monkeypatch
+):
+    path, said = tmp_path / "a.gids", []
+    converted(source, path)
+    damage(next(path.rglob("shard-00.bin")), b"damage")
+    work = lambda: converted(source, path, said, overwrite=True)  # noqa: E731
+    killed(work, publish, "_exchange")
+    with monkeypatch.context() as patch:
+        patch.setattr(workplace, "write_synced", lambda file, _: file.write_bytes(b""))
+        killed(work, workplace, "faults")
+    work()
+    assert said == ["resuming an unfinished conversion"]
+    check_rows(path, [])
 
 
 def path_faults(path):
