@@ -122,8 +122,9 @@ def test_several_types_and_the_old_name_of_seeds(tmp_path, capsys):
     assert "left out task 'link_prediction'" in capsys.readouterr().err
 
 
-def test_link_prediction_seeds_are_left_out(tmp_path, capsys):
-    pairs = [{"type": "_N:_E:_N", "data": [entry("set/pairs.npy", name="seeds")]}]
+@pytest.mark.parametrize("names", [["seeds"], [None, None]])
+def test_link_prediction_seeds_are_left_out(tmp_path, capsys, names):
+    pairs = [{"type": "_N:_E:_N", "data": [entry("set/pairs.npy", name=name) for name in names]}]
     homogeneous(tmp_path / "g", tasks=[{"name": "link_prediction", "train_set": pairs}])
     save_arrays(tmp_path / "g/set", pairs=EDGES.T)
     store = convert(tmp_path / "g", tmp_path / "g.gids")

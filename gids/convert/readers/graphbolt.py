@@ -122,7 +122,7 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
         for part in _entries(task, role):
             ntype = _node_type(part)
             arrays: dict[str, Rows] = {}
-            for entry in _entries(part, "data"):
+            for entry in [] if ":" in ntype else _entries(part, "data"):  # seeds of a relation are left out
                 name = _field(entry, "name", str, "seeds")
                 if name in arrays:
                     raise FormatError(
@@ -131,7 +131,7 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
                     )
                 arrays[name] = open_array("tasks", entry)
             seeds = arrays.get("seeds", arrays.get("seed_nodes"))
-            if seeds is None or len(seeds.shape) != 1 or ":" in ntype:
+            if seeds is None or len(seeds.shape) != 1:
                 source.leave_out(f"{role} of {ntype!r}", "its seeds are not nodes")
                 continue
             if split in source.splits.get(ntype, {}):
