@@ -278,6 +278,7 @@ class EpochLoader(Closing, ABC):
         seeds, count = sampling.epoch.seeds, len(sampling.epoch.steps)
         if self._features is None:
             stream = EpochStream(Sampled(sampling), Reader(), count=count)
+            self.source.lender.join_stream(stream)
         else:
             following = partial(_sample_next, weakref.ref(self), epoch + 1) if self._repeatable else None
             stream = self._features.attach_epoch(
@@ -305,7 +306,7 @@ class EpochLoader(Closing, ABC):
         return None if self._resume is None or self._resume.begun else self._resume
 
     def _check_open(self) -> None:
-        if self._ends:
+        if self._ends or self.source.lender.closed:
             raise ValueError(f"this {type(self).__name__} is closed: make a new one")
 
     def _sampling_of(self, epoch: int, first_step: int) -> EpochSampling:

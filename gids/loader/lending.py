@@ -23,6 +23,7 @@ from gids.packs import Scratch, find_scratch
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from gids.loader.epoch_stream import EpochStream
     from gids.loader.feature_loader import FeatureLoader
     from gids.loader.options import Options
 
@@ -39,6 +40,7 @@ class Lender:
         self._borrowers: weakref.WeakSet[FeatureLoader] = weakref.WeakSet()
         self.shared: weakref.WeakValueDictionary[Hashable, FeatureLoader] = weakref.WeakValueDictionary()
         """The FeatureLoaders that several loaders may use, by what they load."""
+        self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # that read no rows
         self._scratches: dict[Hashable, Scratch] = {}  # by the options, and the file system
         self._ended: Stats = {}  # of closed loaders
         self.closed = False
@@ -93,6 +95,11 @@ class Lender:
         with self.lock:  # another thread may iterate over them
             self._borrowers.add(borrower)
 
+    def join_stream(self, stream: EpochStream[Any]) -> None:
+        """Called with each new stream of no FeatureLoader."""
+        with self.lock:
+            self._streams.add(stream)
+
     def count(self, stats: Stats) -> None:
         """Called by a FeatureLoader that closes."""
         with self.lock:
@@ -130,9 +137,9 @@ class Lender:
             return sum(other.kept_bytes for other in others)
 
     def close(self) -> None:
-        """Close the FeatureLoaders. Idempotent."""
+        """Close the FeatureLoaders, and the streams that read no rows. Idempotent."""
         self.closed = True
         with self.lock:
-            borrowers = list(self._borrowers)
-        for borrower in borrowers:
-            borrower.close()
+            joined = [*self._borrowers, *self._streams]
+        for one in joined:
+            one.close()
