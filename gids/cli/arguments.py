@@ -64,6 +64,7 @@ natural = checked(int, lambda n: n >= 0, "a whole number of 0 or more")
 window = checked(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
 rate = checked(float, lambda n: 0 < n < math.inf, "a number greater than 0")
 seconds = checked(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
+writer_memory = checked(parse_bytes, lambda size: size >= 1 << 20, "a size of 1 MiB or more, such as 256MB")
 device = checked(
     str, lambda s: bool(re.fullmatch(r"cpu|cuda(:\d+)?", s)), "a device; use cpu, cuda or cuda:N"
 )
@@ -127,9 +128,13 @@ def add_workers(parser: argparse._ActionsContainer) -> None:
     adder(parser)("--workers", positive, "number of threads", min(4, os.cpu_count() or 1), "N")
 
 
-def add_memory(parser: argparse._ActionsContainer, default: int = 256_000_000) -> None:
+def add_memory(
+    parser: argparse._ActionsContainer,
+    default: int = 256_000_000,
+    kind: Callable[[str], int] = parse_bytes,
+) -> None:
     what = f"limit of the memory for buffers (default: {default // 1_000_000}MB)"
-    adder(parser)("--memory", parse_bytes, what, default, "BYTES")
+    adder(parser)("--memory", kind, what, default, "BYTES")
 
 
 def add_quiet(parser: argparse._ActionsContainer, what: str = "errors") -> None:

@@ -27,6 +27,7 @@ from gids.cli.arguments import (
     path,
     printable,
     resumable,
+    writer_memory,
 )
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
@@ -71,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
     ]
     run_group = parser.add_argument_group("run")
     add_workers(run_group)
-    add_memory(run_group)
+    add_memory(run_group, kind=writer_memory)
     run_group.add_argument("--overwrite", action="store_true", help="replace DST when the conversion is done")
     add_quiet(run_group)
     add_help(run_group, rare)

@@ -7,7 +7,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_memory, add_quiet, add_workers, adder, resumable
+from gids.cli.arguments import (
+    add_allow_dir,
+    add_memory,
+    add_quiet,
+    add_workers,
+    adder,
+    resumable,
+    writer_memory,
+)
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -42,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
     option("--seed", int, "seed of --method hash", 0)
     add_allow_dir(parser)
     add_workers(parser)
-    add_memory(parser)
+    add_memory(parser, kind=writer_memory)
     option("--overwrite", True, "replace the parts in OUT when the new ones are done")
     option("--json", True, "print one JSON object")
     add_quiet(parser)

@@ -28,7 +28,6 @@ OF_AN_ARRAY = [
     (["--scale", "row"], "--scale row is for floating features stored as int8: add --dtype int8"),
     (["--scale", "color=row"], "--scale: no table 'color'; the source has _N.feat, feat"),
     (["--stripe", "/proc/nonexistent"], "stripe directory /proc/nonexistent does not exist"),
-    (["--memory", "1k"], "1 MiB"),
     (["--shape", "3,4"], "--shape has no effect"),
     (["--num-nodes", "50"], "feat.npy is read as npy, and the option is for parquet, csv, edges"),
     (["--labels", "2K"], "the option is for igb, matlab"),
@@ -90,6 +89,10 @@ def test_help_fits_on_a_screen_and_another_shows_all(capsys, monkeypatch):
         (["convert", "a", "b", "--overwite"], "--overwite (did you mean --overwrite?)"),
         (["convert", "a", "b", "--skp", "x"], "(did you mean --skip?)"),
         (["bench", "epoch", "a", "--bach-size", "3"], "(did you mean --batch-size?)"),
+        *(
+            ([command, "a", "b", "--memory", "1MB"], "--memory: '1MB' is not a size of 1 MiB or more")
+            for command in ("convert", "partition")
+        ),
         *(
             (["convert", "x.npy", "x.gids", *option.split()], "usage: gids convert")
             for option in ("--shape a,b", "--split half", "--memory lots", "--index-dtype int8")
