@@ -6,10 +6,11 @@ docs/bench-schema.json describes the JSON, docs/bench.md the metrics.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,21 +129,33 @@ class Session:
 
 def check_writable(path: Path) -> None:
     """Raise OSError, before the measurement, if path cannot be written. Does not change the file."""
-    folder = path.absolute().parent
+    folder, descriptor = path.absolute().parent, _descriptor(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: give the name of a file in it")
     if not folder.is_dir():
         raise FileNotFoundError(f"no directory {folder} to write {path.name} in")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    if descriptor is None:
+        is_writable = os.access(path if path.exists() else folder, os.W_OK)
+    else:
+        is_writable = False
+        with contextlib.suppress(OSError, OverflowError):  # it is not open
+            is_writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    if not is_writable:
         raise PermissionError(f"{path} cannot be written")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file. One that is open already, such as /dev/stdout, goes on where it is. Raises OSError."""
-    open_file = re.fullmatch(r"/dev/fd/(\d+)", _STREAMS.get(str(path), str(path)))
-    sys.stdout.flush()
-    with open(int(open_file[1]), "w", closefd=False) if open_file else path.open("w") as file:
+    descriptor = _descriptor(path)
+    print(end="", flush=True)  # also without a stdout
+    with path.open("w") if descriptor is None else open(descriptor, "w", closefd=False) as file:
         file.write(text)
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of an open file that a path is, such as /dev/fd/1; None: it is a path of files."""
+    is_open = re.fullmatch(r"(?:/dev|/proc/self)/fd/(\d+)", _STREAMS.get(str(path), str(path)))
+    return int(is_open[1]) if is_open else None
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = parser.parse_args(argv)
             status = importlib.import_module(f"gids.cli.{args.command}").run(args)
         finally:  # --list and --help raise SystemExit
-            sys.stdout.flush()
+            print(end="", flush=True)  # also without a stdout
         return int(status)
     except BrokenPipeError:  # `gids info … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import write_dataset
 
 from gids.bench import text
 from gids.bench.report import Report, check_writable
 from gids.bench.text import Column, ratio, shared, table
+from gids.cli import main
 from gids.cli.bench import _hand_over
 
 
@@ -68,15 +70,32 @@ def test_shared_settings_are_found():
     assert shared(report.figures, titles) == {"size": 2, "depth": 4}
 
 
-def test_an_open_file_gets_the_report_where_it_is(tmp_path):
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_an_open_file_gets_the_report_where_it_is(tmp_path, folder):
     with open(tmp_path / "out", "w") as out:
         print("before", file=out, flush=True)
-        path = Path(f"/dev/fd/{out.fileno()}")
+        path = Path(folder, str(out.fileno()))
         check_writable(path)
         Report("test", ["gids"]).write(path)
         print("after", file=out)
     before, *report, after = (tmp_path / "out").read_text().splitlines()
     assert (before, json.loads("".join(report))["question"], after) == ("before", "test", "after")
+
+
+def test_a_file_that_is_open_for_reading_or_not_at_all_is_refused_before_the_measurement(tmp_path):
+    (tmp_path / "in").touch()
+    with open(tmp_path / "in") as file:
+        for number in (file.fileno(), 99_999, 10**20):
+            with pytest.raises(PermissionError, match=f"/dev/fd/{number} cannot be written"):
+                check_writable(Path(f"/dev/fd/{number}"))
+
+
+def test_a_report_is_written_and_commands_end_without_a_stdout(tmp_path, monkeypatch):
+    """As in `gids … >&-`."""
+    monkeypatch.setattr("sys.stdout", None)
+    Report("test", ["gids"]).write(tmp_path / "new")
+    assert json.loads((tmp_path / "new").read_text())["question"] == "test"
+    assert main(["info", str(write_dataset(tmp_path / "a.gids"))]) == 0
 
 
 def test_checking_a_path_does_not_change_the_file(tmp_path):
