@@ -44,16 +44,15 @@ def test_reads_has_the_values_of_gids_open():
     assert get_args(Reads) == arguments.READS
 
 
-def write(path, *, dim=1024, labels=True, train=True, stripe=1, key="feat", **options):
+def write(path, *, dim=1024, labels=True, train=40, stripe=1, key="feat", **options):
     with DatasetWriter(path, stripe=stripe) as writer:
         writer.write_table("node", "_N", key, torch.randn(60, dim), **options)
         writer.write_graph(("_N", "_E", "_N"), np.arange(61), np.arange(60), num_src=60)
         if labels:
             nodes = torch.arange(60)
             writer.write_labels("_N", torch.where(nodes < 50, nodes % 4, -1))  # -1: no label
-        if train:
-            writer.write_split("_N", "train", torch.arange(40))
-            writer.write_split("_N", "val", torch.arange(40, 50))
+        writer.write_split("_N", "train", torch.arange(train))
+        writer.write_split("_N", "val", torch.arange(40, 50))
     return path
 
 
@@ -256,7 +255,10 @@ def test_a_memory_limit_that_is_too_small_for_the_loader_is_an_error(dataset, be
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"labels": False}, "has no labels that are classes"), ({"train": False}, "has no train split")],
+    [
+        ({"labels": False}, "has no labels that are classes"),
+        ({"train": 0}, "no node with classes of x.gids is in a train split"),
+    ],
 )
 def test_missing_parts_of_the_dataset_are_named(tmp_path, bench, options, said):
     path = write(tmp_path / "x.gids", **options)
