@@ -192,6 +192,12 @@ test_a_bad_dataset_is_refused = refuses(
     (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
     (lambda root: (root / "metadata.yaml").write_text("- 1"), "it must be a mapping"),
     (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
+    (
+        lambda root: save_arrays(
+            root / "set", train_labels=np.full(20, (1 << 53) + 1), test_labels=np.ones(10)
+        ),
+        "whole numbers beyond 2^53",
+    ),
     (lambda root: save_arrays(root / "set", test_labels=np.arange(3)), "have shape (3,); there are 10 seeds"),
     (
         lambda root: save_arrays(root / "set", test_seeds=np.arange(N - 9, N + 1)),

@@ -161,6 +161,12 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
     is_last[:-1] = ids[1:] != ids[:-1]
     labels = [values for _, values in parts]
     if len({values.dtype for values in labels}) > 1:  # float32 does not hold all whole numbers
+        whole = (values for values in labels if not values.is_floating_point())
+        if any(bool((values.abs() > 1 << 53).any()) for values in whole):
+            raise FormatError(
+                "the labels of one set are whole numbers beyond 2^53, and those of another floating: save "
+                "them with one type"
+            )
         labels = [values.to(torch.float64) for values in labels]
     ids, values = ids[is_last], torch.cat(labels)[order[is_last]]
     missing = float("nan") if values.dtype.is_floating_point else -1
