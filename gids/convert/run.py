@@ -161,7 +161,7 @@ def convert(
         _change_edges(source, options)
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         on_total(conversion.work_bytes())
-        # A killed run may have written a part of this. What this run has read to scratch is no part of it.
+        # What a killed run wrote is not needed again. The scratch files of this run take room besides.
         written = {*writer.scratch.parent.iterdir(), *writer.folders} - {writer.scratch}
         check_space(conversion.needed(), written)  # before masks are read, which takes long if they are large
         masks_to_splits(source, writer.scratch, options.split_column)

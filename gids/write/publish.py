@@ -172,9 +172,9 @@ def manifests_crc32c(path: Path) -> int | None:
 
 def publication(partial: Path, path: Path, folders: Iterable[Path] = ()) -> dict[str, Any]:
     """Step 3: the record of NAME.partial/dataset for the journal. folders: for shards, made for it."""
-    old, new = (shard_folders_of(dataset) or set() for dataset in (path, partial / "dataset"))
-    unused = old | set(folders) - new
     new_path = partial / "dataset"
+    old, new = (shard_folders_of(dataset) or set() for dataset in (path, new_path))
+    unused = old | set(folders) - new
     return {
         "manifest": manifests_crc32c(new_path),
         "file": _manifest_file(new_path),

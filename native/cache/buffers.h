@@ -28,7 +28,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // than half of it, the buffer has room for it. Memory that is never written takes none.
   std::shared_ptr<Buffer> take(size_t bytes, size_t room = 0) {
     const size_t size = bytes <= room && room < 2 * bytes ? align_up(room, 4096) : round_up(bytes);
-    const size_t longest = std::min<size_t>(2 * size, room ? std::max<size_t>(size, align_up(room, 4096)) : 2 * size);
+    size_t longest = 2 * size;  // a longer one is left to requests of another room
+    if (room) longest = std::min<size_t>(longest, std::max<size_t>(size, align_up(room, 4096)));
     std::unique_lock lock(mutex_);
     HugeArray<std::byte> memory;
     auto it = idle_.lower_bound(size);

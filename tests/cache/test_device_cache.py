@@ -26,6 +26,7 @@ from emulator import EmulatedDevice
 from raw_table import write_raw_table
 
 from gids import _core
+from gids.cache.device import DeviceFeatureCache
 from gids.cuda.device import Argument, Device, Stream
 
 
@@ -109,14 +110,20 @@ def test_another_thread_may_look_at_the_counters(tmp_path: Path, make: Make) -> 
         sys.setswitchinterval(before)
 
 
-def test_a_page_that_gets_a_host_line_while_another_thread_reads_through(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows in host lines and the others are gathered by two kernels."""
+def planned_into_host_lines(tmp_path: Path, make: Make) -> tuple[DeviceFeatureCache, Any, torch.Tensor]:
+    """A cache without lines on the device, of which step 0 is planned; its table, and the ids of all rows."""
     table, ids = write_raw_table(tmp_path, make_rows(60, 128), page_bytes=512), torch.arange(60)
     cache = make(table, 0, 60)
     cache.enter(0, {table.name: ids})
     cache.plan(0)
+    return cache, table, ids
+
+
+def test_a_page_that_gets_a_host_line_while_another_thread_reads_through(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in host lines and the others are gathered by two kernels."""
+    cache, table, ids = planned_into_host_lines(tmp_path, make)
     gather, reading = cache._kernels._gather, threading.get_ident()
     gathers = threading.Thread(target=cache.gather, args=(0,))
 
@@ -138,10 +145,7 @@ def test_a_page_that_gets_a_host_line_while_the_garbage_collector_cancels_steps(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may close a dropped stream in the thread that reads through, between the two kernels."""
-    table, ids = write_raw_table(tmp_path, make_rows(60, 128), page_bytes=512), torch.arange(60)
-    cache = make(table, 0, 60)
-    cache.enter(0, {table.name: ids})
-    cache.plan(0)
+    cache, table, ids = planned_into_host_lines(tmp_path, make)
     gather = cache._kernels._gather
 
     def then_cancel(kernel: str, *args: Any, **options: Any) -> None:
