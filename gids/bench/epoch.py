@@ -135,7 +135,7 @@ def choose_task(store: FeatureStore, table: Table) -> Task:
         raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
     targets = [ntype for ntype in classified if len(train[ntype])]
     if not targets:
-        raise ValueError(f"no node with classes of {store.name} is in a train split: it needs some")
+        raise ValueError(f"no node with classes of {store.name} is in a train split, to train on")
     if len(targets) > 1 and table.type not in targets:
         raise ValueError(
             f"nodes of {store.name} of the types {', '.join(targets)} have labels and a train split: choose "
