@@ -552,6 +552,9 @@ class DevicePlacement(Placement):
         return {} if self.cache is None else self.cache.memory() | {"minibatches": self.held_bytes}
 
 
+_MOST_MEMORY_BYTES = 1 << 50
+"""More is not advised."""
+
 _WASTED = 2
 """Pages are mostly wasted if a minibatch reads more than this number of times the bytes of its rows."""
 
@@ -604,13 +607,24 @@ def _what_helps(placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
 
 def _memory_for(placement: Placement, wanted: Sizes, enough: Callable[[MemoryPlan], bool]) -> str:
     """The least memory that is enough, to about 1 %."""
-    low = high = placement.memory_bytes
-    while not enough(placement.share(wanted, high)):
+    least = least_memory(placement.memory_bytes, lambda nbytes: enough(placement.share(wanted, nbytes)))
+    return advised_bytes(least)
+
+
+def least_memory(too_few_bytes: int, enough: Callable[[int], bool]) -> int:
+    """The least number of bytes that is enough, to about 1 %; 0: no number is.
+
+    too_few_bytes: that are not enough.
+    """
+    low = high = too_few_bytes
+    while not enough(high):
         low, high = high, 2 * high
+        if high > _MOST_MEMORY_BYTES:
+            return 0
     for _ in range(7):  # to a hundredth
         middle = (low + high) // 2
-        if enough(placement.share(wanted, middle)):
+        if enough(middle):
             high = middle
         else:
             low = middle
-    return advised_bytes(high)
+    return high

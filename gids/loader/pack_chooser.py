@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from gids.cache.budget import OTHERS
+from gids.cache.budget import OTHERS, advised_bytes
 from gids.cache.output_dtype import out_row_bytes
 from gids.errors import MemoryBudgetError
 from gids.loader.learned import Choice, NextEpoch
+from gids.loader.memory import least_memory
 from gids.loader.pack_reads import PackReads
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import (
@@ -341,32 +342,41 @@ class PackChooser:
         packed_s = self.sweep_s(sampled) + nbytes / rates.write_bytes_per_s + rates.packed_s(nbytes)
         if not _pays(packed_s, random_s):
             return
-        needed = self._needed(sampled, memory_bytes, False)
         log.warning(
-            "memory=%d (%s) is too small for packs, so rows are read at random%s: with memory=%d (%s) packs "
-            "would take about %.0f s",
+            "memory=%d (%s) is too small for packs, so rows are read at random%s: with %s packs would take "
+            "about %.0f s",
             memory,
             format_bytes(memory),
             f", in about {random_s:.0f} s" if math.isfinite(random_s) else "",
-            room := _room(_room(sum(needed.values()))) + memory - memory_bytes,
-            format_bytes(room),
+            self._enough(sampled, memory_bytes),
             packed_s,
         )
+
+    def _enough(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
+        """The memory that packs of minibatches like these need. memory_bytes: too little."""
+
+        def fits(nbytes: int) -> bool:
+            return self._layout(sampled, nbytes, False) is not None
+
+        others_bytes = self._loader.source.memory - memory_bytes
+        least = least_memory(memory_bytes, fits)
+        return f"memory={advised_bytes(_room(least) + others_bytes)}" if least else "more device_memory="
 
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self._packs.tables)
         purposes, memory = self._needed(sampled, memory_bytes, False), self._loader.source.memory
         if memory > memory_bytes:
             purposes[OTHERS] = memory - memory_bytes
-        there = also = ""
+        listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
+        there = ""
         if self._packs.device is not None:
             n = self._packs.device.memory_bytes
-            there, also = f", or device_memory={n} ({format_bytes(n)}),", " or device_memory="
-        listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
+            there = f", or device_memory={n} ({format_bytes(n)}),"
         return (
             f"memory={memory} ({format_bytes(memory)}){there} is too small for reads="
             f"{self._packs.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. "
-            f"Give more memory={also} to gids.open(), use smaller minibatches, or reads='random'."
+            f"Give {self._enough(sampled, memory_bytes)} to gids.open(), use smaller minibatches, or "
+            "reads='random'."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,15 @@ def test_a_minibatch_that_does_not_fit_in_a_pack_is_cut(
 def test_too_little_memory_for_packs_names_what_to_do(path: Path) -> None:
     with (
         open_source(path, "pack", 8 << 20) as source,
-        pytest.raises(MemoryBudgetError, match="reads='random'"),
+        pytest.raises(MemoryBudgetError, match="reads='random'") as error,
     ):
         list(open_loader(source, batch_size=1334))
+    advised = re.search(r"Give memory=([\d_]+) to gids.open", str(error.value))
+    assert advised is not None
+    with open_source(path, "pack", int(advised[1])) as source:
+        loader = open_loader(source, batch_size=1334)
+        count = len(list(loader))
+        assert loader.stats()["packs"]["minibatches"] == count
 
 
 def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(

@@ -135,7 +135,9 @@ class Run:
             except MemoryBudgetError:
                 if not act.beside:
                     raise
-                return loader
+                self.close(loader)
+                self.held.clear()  # the epoch that failed may be one of them
+                return self.make(self.source)
 
     def _act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
         epoch = loader.epoch
