@@ -35,7 +35,7 @@ import gids.io
 from gids import NodeLoader
 from gids.convert.synthetic import GraphSpec
 from gids.measure.features import map_array
-from gids.measure.memory_group import MemoryGroup
+from gids.measure.isolation import MemoryGroup
 from gids.sampler import Minibatch, Neighbor, Topology
 from gids.store.names import RELATION
 

@@ -27,9 +27,8 @@ from report import markdown, measured, target
 
 import gids.io
 from gids.cli.arguments import integers as integers
-from gids.measure.isolation import run_fresh
+from gids.measure.isolation import MemoryGroup, run_fresh
 from gids.measure.machine import this_machine, versions
-from gids.measure.memory_group import MemoryGroup
 from gids.measure.sides import why_no_limit
 
 T = TypeVar("T")

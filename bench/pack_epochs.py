@@ -30,8 +30,8 @@ from sage import Training
 import gids
 import gids.io
 from gids.convert.synthetic import GraphSpec
-from gids.measure.counters import cpu_seconds, device_bytes_read
-from gids.measure.kept_rows import KeptRows
+from gids.measure.features import KeptRows
+from gids.measure.isolation import cpu_seconds, device_bytes_read
 from gids.store import Table
 
 MOST_OVER_BOUND = 1.15

@@ -12,11 +12,16 @@ from typing import Any
 import torch
 
 import gids
-from gids.measure.counters import cpu_seconds, device_bytes_read
-from gids.measure.features import map_array
-from gids.measure.isolation import cached_share, serve
-from gids.measure.kept_rows import KeptRows
-from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
+from gids.measure.features import KeptRows, map_array
+from gids.measure.isolation import (
+    OwnPeak,
+    cached_share,
+    cpu_seconds,
+    device_bytes_read,
+    limit_own_memory,
+    own_memory_bytes,
+    serve,
+)
 from gids.store import FeatureStore, Table
 
 TRIAL_BATCHES = 4

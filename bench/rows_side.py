@@ -13,10 +13,8 @@ import numpy as np
 import torch
 
 import gids
-from gids.measure.counters import resident_bytes
 from gids.measure.features import map_array
-from gids.measure.isolation import serve
-from gids.measure.memory_group import limit_own_memory
+from gids.measure.isolation import limit_own_memory, resident_bytes, serve
 
 Config = dict[str, Any]
 Rows = Iterator[tuple[torch.Tensor, torch.Tensor]]

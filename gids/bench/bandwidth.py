@@ -22,7 +22,7 @@ from gids.errors import FormatError
 from gids.io.engine import probe
 from gids.loader import FeatureLoader, Tuning
 from gids.loader.source import open as open_source
-from gids.measure.counters import cpu_seconds, device_bytes_read
+from gids.measure.isolation import cpu_seconds, device_bytes_read
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table, graphs_of
 

@@ -1,8 +1,10 @@
 """Fresh processes with a cold page cache and bounded memory: the same for both sides of a comparison.
 
 Each run needs a new process, because a process that maps a file keeps its pages in the page cache. The page
-cache is emptied per file (``gids.io.drop_page_cache``), which needs no privilege. A control group
-(memory_group.py) limits the memory. Called by the benchmarks. Knows nothing of graphs.
+cache is emptied per file (``gids.io.drop_page_cache``), which needs no privilege. A memory control group (v1
+or v2) limits the memory; unlike an rlimit, it counts the page cache too. Making one usually needs root.
+
+Called by the benchmarks and by the processes that they start. Knows nothing of graphs.
 """
 
 from __future__ import annotations
@@ -12,18 +14,21 @@ import ctypes
 import json
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
 
 _ANSWER = "answer: "  # the prefix of a line for run_fresh
@@ -31,6 +36,16 @@ _ENVIRONMENT = {  # the user's own settings win
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads give up their core
     "MALLOC_ARENA_MAX": "2",  # or each thread keeps freed memory
 }
+_WITHOUT_HUGE_PAGES = """
+import ctypes, os, sys
+PR_SET_THP_DISABLE = 41
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))  # if refused, they stay on
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Turns huge pages off for this process and its children, and then runs ``python ARGUMENTS``."""
+_GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # the group in which a process was started
+_NO_LIMIT = 1 << 60  # v1 reports a missing limit as a number near 2**63
+_SAMPLE_S = 0.003
 
 
 class FreshProcessError(ChildProcessError):
@@ -65,9 +80,8 @@ def run_fresh(
     Processes use two malloc arenas and no transparent huge pages, which take up to a third more memory on
     some machines.
     """
-    launcher = str(Path(__file__).with_name("launcher.py"))
     # -P: do not import gids from the current directory
-    command = [sys.executable, "-I", "-S", launcher, "-P", "-m", module]
+    command = [sys.executable, "-I", "-S", "-c", _WITHOUT_HUGE_PAGES, "-P", "-m", module]
     kills_before = group.kills() if group else 0
     with subprocess.Popen(
         group.command(command) if group else command,
@@ -178,3 +192,160 @@ def read_ahead_bytes(path: str | os.PathLike[str]) -> int | None:
     except OSError:
         return None
     return int(text) * 1024
+
+
+class MemoryGroup:
+    """A memory control group below this process's own, for the processes that ``command`` starts.
+
+    A context manager that removes the group; its processes must have ended by then. Raises OSError if the
+    kernel has no memory controller, or the user may not make a group.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._own, parent = _own_and_parent()
+        # A new name: a group of an earlier run may still exist.
+        self.path = Path(tempfile.mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=parent))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables for a process in the group that calls the functions below."""
+        return {_GROUP_VARIABLE: str(self.path)}
+
+    def command(self, command: list[str]) -> list[str]:
+        """A command that joins the group and then runs ``command``, so that all its memory counts."""
+        return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
+
+    @contextmanager
+    def joined(self, limit_bytes: int) -> Iterator[None]:
+        """A context in which this process is in the group.
+
+        limit_bytes: of the memory that it takes inside. The memory that it had before does not count.
+        """
+        _first(self.path, "memory.max", "memory.limit_in_bytes").write_text(str(limit_bytes))
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (self._own / "cgroup.procs").write_text(str(os.getpid()))
+
+    def limit_bytes(self) -> int | None:
+        """The current limit; None if there is none."""
+        text = _first(self.path, "memory.max", "memory.limit_in_bytes").read_text().strip()
+        return None if text == "max" or int(text) >= _NO_LIMIT else int(text)
+
+    def kills(self) -> int:
+        """Number of processes of the group that the kernel killed because memory ran out."""
+        return _fields(_first(self.path, "memory.events", "memory.oom_control")).get("oom_kill", 0)
+
+    def __enter__(self) -> MemoryGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _attempt in range(50):  # the kernel frees a group shortly after its last process ends
+            try:
+                self.path.rmdir()
+                return
+            except OSError:
+                time.sleep(0.1)
+
+
+def limit_own_memory(limit_bytes: int | None) -> None:
+    """Limit the memory, page cache included, of the MemoryGroup in which this process was started.
+
+    None removes the limit. Raises OSError if the kernel cannot shrink the group to the limit.
+    """
+    file = _first(_own_group(), "memory.max", "memory.limit_in_bytes")
+    unlimited = "max" if file.name == "memory.max" else "-1"
+    file.write_text(unlimited if limit_bytes is None else str(limit_bytes))
+
+
+def own_memory_bytes() -> int:
+    """Memory in use by this process's MemoryGroup, without pages of files, which can be dropped."""
+    group = _own_group()
+    used = int(_first(group, "memory.current", "memory.usage_in_bytes").read_text())
+    fields = _fields(group / "memory.stat")
+    return used - sum(
+        fields.get(f"total_{name}", fields.get(name, 0)) for name in ("inactive_file", "active_file")
+    )
+
+
+class OwnPeak:
+    """A context manager: `peak_bytes` is the greatest own_memory_bytes() while it is entered."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gids-memory-peak", daemon=True)
+
+    def _watch(self) -> None:
+        while not self._end.wait(_SAMPLE_S):
+            self.peak_bytes = max(self.peak_bytes, own_memory_bytes())
+
+    def __enter__(self) -> OwnPeak:
+        self.peak_bytes = own_memory_bytes()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def _own_group() -> Path:
+    return Path(os.environ[_GROUP_VARIABLE])
+
+
+def _first(group: Path, version_2: str, version_1: str) -> Path:
+    """The file of the kernel's version of control groups."""
+    return group / version_2 if (group / version_2).exists() else group / version_1
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Parse lines of a name and a number."""
+    return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
+
+
+def _own_and_parent() -> tuple[Path, Path]:
+    """The group of this process, and the one below which it may make others."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    for _, mount, kind, options, *_ in mounts:
+        if kind == "cgroup" and "memory" in options.split(",") and "memory" in own:
+            group = _inside(mount, own["memory"])
+            return group, group
+    for _, mount, kind, *_ in mounts:
+        # In v2 a group with processes has no controlled children, so this group may need to be in a parent.
+        if kind == "cgroup2" and "" in own:
+            start = _inside(mount, own[""])
+            for parent in (start, *start.parents):
+                if not parent.is_relative_to(mount):
+                    break
+                if "memory" in (parent / "cgroup.subtree_control").read_text().split():
+                    return start, parent
+    raise OSError(0, "the kernel has no memory controller here")
+
+
+def _inside(mount: str, group: str) -> Path:
+    path = Path(mount) / group.lstrip("/")
+    return path if path.is_dir() else Path(mount)  # in a container the mount may be the own group
+
+
+def resident_bytes(field: str) -> int:
+    """A field of /proc/self/status: "VmRSS", its peak "VmHWM", or its parts "RssAnon" and "RssShmem"."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def device_bytes_read() -> int | None:
+    """Bytes read from devices for this process, including the kernel's read-ahead. None if hidden."""
+    try:
+        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    except OSError:  # some containers hide it
+        return None
+    return int(fields["read_bytes"])
+
+
+def cpu_seconds() -> float:
+    """User and system time of all threads, and of children that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

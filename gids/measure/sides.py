@@ -18,9 +18,9 @@ from gids.measure.isolation import (
     FreshProcessError,
     FreshProcessOutOfMemory,
     FreshProcessTimeout,
+    MemoryGroup,
     run_fresh,
 )
-from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:

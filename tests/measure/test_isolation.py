@@ -14,16 +14,16 @@ from gids.measure.isolation import (
     FreshProcessError,
     FreshProcessOutOfMemory,
     FreshProcessTimeout,
+    MemoryGroup,
     cached_share,
     run_fresh,
 )
-from gids.measure.memory_group import MemoryGroup
 
 THP = re.compile(r"^THP_enabled:\s*(\d)", re.M)
 HEAD = """
 import sys, os, time
 from gids.measure.isolation import serve
-from gids.measure.memory_group import limit_own_memory
+from gids.measure.isolation import limit_own_memory
 def work(config):
 """
 
@@ -167,7 +167,7 @@ def test_own_memory_counts_what_is_allocated_and_no_page_cache(program, group, t
     (tmp_path / "data").write_bytes(bytes(100_000_000))
     drop_page_cache(tmp_path / "data")
     name = program("""
-        from gids.measure.memory_group import OwnPeak, own_memory_bytes
+        from gids.measure.isolation import OwnPeak, own_memory_bytes
         before = own_memory_bytes()
         with open(config["path"], "rb") as file:
             while file.read(1 << 20):

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gids.measure import kept_rows
-from gids.measure.kept_rows import KeptRows
+from gids.measure import features
+from gids.measure.features import KeptRows
 
 
 def table(dim):
@@ -48,7 +48,7 @@ def test_missing_minibatches_are_not_compared(source):
 
 @pytest.mark.parametrize("batches", [100, 1000, 5000])
 def test_a_long_training_takes_no_more_memory_and_is_compared_throughout(source, batches, monkeypatch):
-    monkeypatch.setattr(kept_rows, "_KEPT_BYTES", 20_000)  # 1000 rows of 20 B
+    monkeypatch.setattr(features, "_KEPT_BYTES", 20_000)  # 1000 rows of 20 B
     kept = KeptRows(batches, table(5))
     assert kept._rows.nbytes <= 20_000
     for step in range(batches):
@@ -60,8 +60,8 @@ def test_a_long_training_takes_no_more_memory_and_is_compared_throughout(source,
 
 def test_comparing_with_a_slow_source_stops_in_time(source, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(kept_rows.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(kept_rows, "_THREADS", 1)
+    monkeypatch.setattr(features.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(features, "_THREADS", 1)
     kept = KeptRows(10, table(5))
     for _ in range(10):
         kept.add(torch.arange(100), source[:100])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gids.measure.model import GraphSage, SageLayer
+from gids.measure.epoch import GraphSage, SageLayer
 
 import dgl  # isort: skip
 
