@@ -11,7 +11,6 @@ from heat_model import Dense, random_graph, write
 
 from gids import FeatureStore, FormatError
 from gids.heat import choose_seeds, expected_visits, reverse_pagerank
-from gids.heat import expectation as module
 from gids.write import DatasetWriter
 
 GRAPHS = [(seed, kind) for seed in (1, 2, 3) for kind in (False, True)]
@@ -34,7 +33,7 @@ def test_reverse_pagerank_solves_its_equation(
     damping: float,
     block_nodes: int,
 ) -> None:
-    monkeypatch.setattr(module, "_BLOCK_NODES", block_nodes)
+    monkeypatch.setattr("gids.heat._BLOCK_NODES", block_nodes)
     counts, edges = random_graph(seed, heterogeneous=heterogeneous)
     store, dense = write(tmp_path / "g.gids", counts, edges), Dense(counts, edges)
     seeds = some_seeds(counts, 9)

@@ -1,0 +1,261 @@
+"""Compute the heat of nodes: how often training is expected to read them. See docs/internals/cache.md.
+
+Called by `gids heat` and bench/; hottest_nodes by users, for gids.sampler.LocalityBias. sampled_counts
+samples minibatches. reverse_pagerank and expected_visits propagate visits from seeds along in-edges: each
+pass streams over the mapped in-edges, with four numbers per node and a block of destinations in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids import _core
+from gids.cache import page_heat
+from gids.errors import FormatError
+from gids.sampler import Neighbor, Topology
+from gids.store import FeatureStore, Graph, graphs_of
+from gids.store.names import SPLITS, describe_type
+from gids.store.part import refuse_part
+
+__all__ = [
+    "choose_seeds",
+    "expected_visits",
+    "hottest_nodes",
+    "reverse_pagerank",
+    "sampled_counts",
+]
+
+Ids = npt.NDArray[np.int64]
+Seeds = Mapping[str, Ids]
+Visits = npt.NDArray[np.float64]
+
+_BLOCK_NODES = 1 << 18
+_CURE = "compute the heat of the whole dataset, then partition it"
+
+
+def sampled_counts(
+    store: FeatureStore,
+    seeds: Seeds,
+    fanouts: Sequence[int],
+    *,
+    batch_size: int = 1024,
+    batches: int | None = None,
+    seed: int = 0,
+    on_total: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], None] = lambda _: None,
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The number of minibatches of gids.sampler.Neighbor that contain each node.
+
+    seeds: node type -> int64[n], drawn in random order, batch_size of all types together. fanouts: for every
+    relation; as in DGL, the last one applies to the seeds; -1: all neighbors. batches: number of minibatches;
+    None: one epoch. seed: seed of the random draws.
+
+    Returns node type -> float32[num_nodes], for every type. Raises FormatError for a dataset without topology
+    or with ids out of range, IndexError and ValueError for invalid arguments.
+    """
+    check_fanouts(fanouts)
+    check_seeds(store, seeds)
+    refuse_part(store, "gids.heat", _CURE)
+    if batch_size < 1 or (batches is not None and batches < 1):
+        raise ValueError(f"batch_size={batch_size}, batches={batches}; both must be 1 or more")
+    topology, sampler = Topology(graphs_of(store)), Neighbor(fanouts)
+    if batches is None:
+        batches = -(-sum(map(len, seeds.values())) // batch_size)
+    on_total(batches)
+    counts = {ntype: np.zeros(store.num_nodes(ntype), np.float32) for ntype in store.node_types}
+    minibatches = _minibatches(seeds, batch_size, np.random.default_rng(seed))
+    for step, ids in enumerate(itertools.islice(minibatches, batches)):
+        known = {ntype: torch.from_numpy(ids[ntype]) for ntype in ids if ntype in topology.node_types}
+        drawn = sampler.sample(topology, known, seed=seed, step=step).input_nodes
+        assert isinstance(drawn, dict)
+        for ntype, nodes in (ids | {t: n.numpy() for t, n in drawn.items()}).items():
+            counts[ntype][nodes] += 1  # nodes are unique
+        on_batch(1)
+    return counts
+
+
+def _minibatches(seeds: Seeds, batch_size: int, rng: np.random.Generator) -> Iterator[dict[str, Ids]]:
+    """Yield minibatches of seeds, epoch after epoch, in random order over all types."""
+    ends = np.cumsum([0, *map(len, seeds.values())])
+    while True:
+        order = rng.permutation(ends[-1])
+        for first in range(0, len(order), batch_size):
+            chosen = order[first : first + batch_size]
+            yield {
+                ntype: np.unique(ids[chosen[(begin <= chosen) & (chosen < end)] - begin])
+                for (ntype, ids), begin, end in zip(seeds.items(), ends, ends[1:], strict=False)
+            }
+
+
+def choose_seeds(store: FeatureStore, which: str) -> dict[str, Ids]:
+    """The ids of a split ("train", "val" or "test") or of "all" nodes: node type -> int64[n].
+
+    Raises ValueError if no node type has this split.
+    """
+    if which == "all":
+        return {ntype: np.arange(store.num_nodes(ntype)) for ntype in store.node_types}
+    if which not in SPLITS:
+        raise ValueError(f"seeds={which!r}; it must be one of {', '.join(SPLITS)}, all")
+    seeds = {ntype: split[which].numpy() for ntype, split in store.splits.items() if which in split}
+    if not any(map(len, seeds.values())):
+        raise ValueError(f"no node of {store.name} is in a {which} split: give seeds='all' (--seeds all)")
+    return seeds
+
+
+def check_seeds(store: FeatureStore, seeds: Seeds) -> None:
+    """Raise IndexError if a seed is out of range, ValueError if there are no seeds."""
+    for ntype, ids in seeds.items():
+        count = store.num_nodes(ntype)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+            raise IndexError(
+                f"seeds of {ntype!r} run from {ids.min()} to {ids.max()}; there are {count} nodes"
+            )
+    if not any(map(len, seeds.values())):
+        raise ValueError("there are no seeds; give at least one")
+
+
+def check_fanouts(fanouts: Sequence[int]) -> None:
+    """Raise ValueError unless every fanout is 1 or more, or -1 for all neighbors."""
+    if not fanouts or any(f < 1 and f != -1 for f in fanouts):
+        raise ValueError(f"fanouts={list(fanouts)}; give one per layer: 1 or more, or -1 for all neighbors")
+
+
+def reverse_pagerank(
+    store: FeatureStore,
+    seeds: Seeds,
+    *,
+    damping: float = 0.85,
+    tolerance: float = 0.01,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> dict[str, Visits]:
+    """Expected visits of random walks against the edges, one from each seed (Data Tiering, Min et al., 2022).
+
+    seeds: node type -> int64[n]. With probability `damping` a walk continues: it chooses one of the relations
+    in which its node has in-edges, then the source of one of these in-edges, all with equal probability. A
+    walk ends at a node without in-edges. Stops when at most the fraction `tolerance` of visits is missing.
+
+    Returns node type -> float64[num_nodes], for every type. on_bytes(n): progress, in bytes of in-edges.
+    Raises FormatError for a dataset without topology, IndexError and ValueError for invalid arguments.
+    """
+    if not 0 < damping < 1 or not 0 < tolerance < 1:
+        raise ValueError(f"damping={damping}, tolerance={tolerance}; both must be between 0 and 1")
+    graphs = graphs_of(store)
+    continuing = _continuing(store, graphs, damping)
+    moving = _seeded(store, seeds)
+    visits = {ntype: values.copy() for ntype, values in moving.items()}
+    while True:
+        for ntype, values in moving.items():
+            values *= continuing[ntype]
+        moving = _carry(store, graphs, moving, 1, on_bytes)
+        for ntype, values in moving.items():
+            visits[ntype] += values
+        missing = _total(moving) * damping / (1 - damping)  # the number of walks only decreases
+        if missing <= tolerance * _total(visits):
+            return visits
+
+
+def expected_visits(
+    store: FeatureStore,
+    seeds: Seeds,
+    fanouts: Sequence[int],
+    *,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> dict[str, Visits]:
+    """How often neighbor sampling is expected to read each node in one epoch of the seeds.
+
+    fanouts: as in DGL, the last one applies to the seeds; -1: all neighbors. In each layer every node found
+    so far draws min(fanout, in-degree) of its in-edges per relation, and remains. A node that several nodes
+    of a minibatch draw counts several times, which makes the computation linear.
+
+    Returns and raises as `reverse_pagerank`.
+    """
+    check_fanouts(fanouts)
+    graphs = graphs_of(store)
+    visits = _seeded(store, seeds)
+    for fanout in reversed(fanouts):
+        for ntype, values in _carry(store, graphs, visits, fanout, on_bytes).items():
+            visits[ntype] += values
+    return visits
+
+
+def _seeded(store: FeatureStore, seeds: Seeds) -> dict[str, Visits]:
+    check_seeds(store, seeds)
+    refuse_part(store, "gids.heat", _CURE)
+    visits = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
+    for ntype, ids in seeds.items():
+        np.add.at(visits[ntype], ids, 1.0)
+    return visits
+
+
+def _continuing(store: FeatureStore, graphs: Sequence[Graph], damping: float) -> dict[str, Visits]:
+    """The probability that a walk continues from a node along each relation in which it has in-edges."""
+    relations = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
+    for graph in graphs:
+        relations[graph.relation[2]] += graph.indptr[1:] > graph.indptr[:-1]
+    return {ntype: damping / np.maximum(count, 1) for ntype, count in relations.items()}
+
+
+def _carry(
+    store: FeatureStore,
+    graphs: Sequence[Graph],
+    visits: dict[str, Visits],
+    fanout: int,
+    on_bytes: Callable[[int], None],
+) -> dict[str, Visits]:
+    """The visits that one layer of sampling adds to the sources of nodes with these visits."""
+    reached = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
+    for graph in graphs:
+        source, _, destination = graph.relation
+        topology = f"topology of {describe_type(graph.relation)}"
+        for first in range(0, graph.num_dst, _BLOCK_NODES):
+            indptr = np.asarray(graph.indptr[first : first + _BLOCK_NODES + 1])
+            # Each in-edge is drawn with probability min(fanout, degree) / degree.
+            shares = visits[destination][first : first + _BLOCK_NODES].copy()
+            if fanout != -1:
+                shares *= np.minimum(fanout / np.maximum(np.diff(indptr), 1), 1.0)
+            try:
+                bad = _core.carry_to_sources(indptr, graph.indices, shares, reached[source])
+            except ValueError as error:
+                raise FormatError(f"{topology}: {error}; `gids verify` lists all faults") from None
+            if bad is not None:
+                must = f"it must be from 0 to {graph.num_src - 1}"
+                raise FormatError(f"{topology}: indices[{bad}] is {graph.indices[bad]}; {must}")
+            on_bytes(int(indptr[-1] - indptr[0]) * graph.indices.itemsize)
+    return reached
+
+
+def _total(visits: dict[str, Visits]) -> float:
+    return float(sum(values.sum() for values in visits.values()))
+
+
+def hottest_nodes(store: FeatureStore, table: str, cache_bytes: int, *, method: str = "auto") -> torch.Tensor:
+    """The nodes with rows on the hottest pages of a table that fit in cache_bytes.
+
+    A cache of this size with policy="static" converges to these pages, if it has no other table. table: a
+    table of nodes, such as "paper.feat". method: the heat to use; "auto": the best that is stored, as in
+    gids.FeatureLoader. Returns bool[num_nodes] on the CPU. The result depends only on the dataset, so
+    minibatches that depend on it are reproducible.
+
+    Raises MissingError for an unknown table or heat, ValueError for a table of edges or a negative size.
+    """
+    refuse_part(store, "gids.heat.hottest_nodes")
+    stored = store.table(table)
+    if not isinstance(stored.type, str):
+        raise ValueError(f"{table} is a table of edges, which have no heat: give a table of nodes")
+    if cache_bytes < 0:
+        raise ValueError(f"cache_bytes={cache_bytes}; it must be 0 or more")
+    methods = store.heat_methods(stored.type)
+    heat = page_heat(
+        store.heat(methods[0] if method == "auto" and methods else method, stored.type),
+        stored.rows_per_page,
+        stored.order,
+    )
+    fit = cache_bytes // (stored.page_bytes + _core.LINE_METADATA_BYTES)
+    held = np.zeros(len(heat), np.bool_)
+    held[np.argsort(255 - heat, kind="stable")[:fit]] = True
+    return torch.from_numpy(stored.rows_of_pages(held))
