@@ -13,12 +13,10 @@ from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
 
-from gids.pyg.arguments import LoaderOptions, Sampling, check_options
 from gids.pyg.dataset_loader import DatasetLoader, DatasetLoaderBySampler, Opened
 from gids.pyg.hops import Counts
-from gids.pyg.inputs import InputEdges, InputNodes, edge_inputs, node_inputs
-from gids.pyg.negatives import check_negatives
-from gids.pyg.neighbor_sampler import NeighborSampler
+from gids.pyg.inputs import InputEdges, InputNodes, check_negatives, edge_inputs, node_inputs
+from gids.pyg.neighbor_sampler import LoaderOptions, NeighborSampler, Sampling, check_options
 from gids.pyg.stores import is_on_disk
 
 
