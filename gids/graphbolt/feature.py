@@ -15,7 +15,7 @@ from dgl import graphbolt as gb
 from gids.cache.output_dtype import out_dtype_of
 from gids.closing import Closing
 from gids.errors import MissingError
-from gids.graphbolt.columns import keys_of, table_of
+from gids.graphbolt.fetcher import keys_of, table_of
 from gids.loader import FeatureLoader
 from gids.loader.options import explain_names
 from gids.loader.source import Dataset, Source, as_source

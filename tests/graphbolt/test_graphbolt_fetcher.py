@@ -200,7 +200,7 @@ def test_edge_features_need_edge_ids(graphbolt: Any, minibatch: Any, one: Datase
 
 
 def test_sampled_minibatches_count_as_memory(graphbolt: Any, fetcher: Any) -> None:
-    from gids.graphbolt.columns import nbytes_of
+    from gids.graphbolt.fetcher import nbytes_of
 
     item = SimpleNamespace(a=torch.zeros(10), b={"c": [torch.zeros(5, dtype=torch.int64)]}, d=(3, None, "e"))
     assert nbytes_of(item) == 40 + 40
