@@ -216,7 +216,7 @@ def test_of_long_lists_of_neighbors_as_many_as_allowed_are_searched(homogeneous,
     graph = homogeneous.graph
     reordered = renumbered(graph, {"_N": permutation(300)})
     for neighbors in (1 << 20, 500, 0):
-        monkeypatch.setattr("gids.dgl.order._NEIGHBORS", neighbors)
+        monkeypatch.setattr("gids.dgl.tables._NEIGHBORS", neighbors)
         serve(graph, homogeneous.store)
         if neighbors:
             refused(reordered, homogeneous.store, "sampled edges")
