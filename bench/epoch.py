@@ -30,8 +30,8 @@ from statistics import median
 from graphs import convert, make_dataset
 from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, disk_rates, read_ahead
 
+from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import ADVISED, OURS, PLAIN, comparable
-from gids.bench.probe import random_reads
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader.counting import describe_choices
 from gids.measure.isolation import read_ahead_bytes

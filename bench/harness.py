@@ -1,6 +1,6 @@
 """Code that benchmarks share: options, alternating repeats, results, files with known contents.
 
-gids.measure has fresh processes, a cold page cache and memory limits; gids.bench.probe has the disk's rate.
+gids.measure has fresh processes, a cold page cache, memory limits; gids.bench.bandwidth the disk's rate.
 """
 
 from __future__ import annotations

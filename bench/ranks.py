@@ -49,7 +49,7 @@ from harness import Figures, Script
 from sage import GraphSage
 
 import gids.distributed
-from gids.bench.minibatches import make_sampler
+from gids.bench.sampling import make_sampler
 from gids.convert.synthetic import GraphSpec
 from gids.distributed.group import Group
 from gids.io import drop_page_cache

@@ -38,7 +38,7 @@ import torch
 from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, read_ahead, run_limited
 
 import gids.io
-from gids.bench.probe import random_reads
+from gids.bench.bandwidth import random_reads
 from gids.store import FeatureStore
 from gids.store.names import NODE
 from gids.write import DatasetWriter

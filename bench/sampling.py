@@ -34,8 +34,7 @@ from graphs import graph_of, rmat
 from harness import Figures, Script, alternate, integers
 
 from gids.bench.arguments import SAMPLERS
-from gids.bench.minibatches import counts, make_sampler
-from gids.bench.sampling import verify
+from gids.bench.sampling import counts, make_sampler, verify
 from gids.sampler import (
     Block,
     Minibatch,

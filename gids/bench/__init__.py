@@ -5,8 +5,5 @@ gids.cli.bench has its options. The others:
 
     arguments.py                   checks of arguments
     report.py, text.py, plot.py    the result; the table; the plot
-    minibatches.py                 minibatches as training samples them
     case.py                        a trace, recorded or sampled, compared with Belady's MIN
-    advise.py                      the smallest cache that is large enough
-    probe.py                       the disk's ceiling
 """

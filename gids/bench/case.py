@@ -1,7 +1,7 @@
 """A trace of one table, replayed in caches and compared with MIN: what `gids bench hit-ratio` measures.
 
 The trace is recorded, or sampled: one per sampler, kappa and order of rows. Orders are tried without writing
-a dataset. Called by hit_ratio.py and advise.py.
+a dataset. Called by hit_ratio.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import numpy.typing as npt
 
 from gids.bench.arguments import DEPENDENT, changed, check_sampler, open_table
-from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.report import Session, check_writable
+from gids.bench.sampling import endless, input_nodes, make_sampler
 from gids.cache import page_heat
 from gids.errors import FormatError
 from gids.heat import choose_seeds

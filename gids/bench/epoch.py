@@ -17,8 +17,8 @@ from torch import Tensor
 import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
 from gids.bench import text
 from gids.bench.arguments import check_known, open_table
-from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.report import Report, Session
+from gids.bench.sampling import endless, input_nodes, make_sampler
 from gids.loader.counting import describe_choices
 from gids.measure import sides
 from gids.measure.features import why_no_array

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gids import _core
-from gids.bench.minibatches import SeedOrder, input_nodes, make_sampler
+from gids.bench.sampling import SeedOrder, input_nodes, make_sampler
 from gids.cache.heat import page_weights
 from gids.heat import choose_seeds
 from gids.sampler import Block, Minibatch, Sampler, Topology

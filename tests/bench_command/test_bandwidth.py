@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gids.io
-from gids.bench import bandwidth, probe
+from gids.bench import bandwidth
 from gids.errors import StorageError
 from gids.io import disks
 from gids.write import DatasetWriter
@@ -60,7 +60,7 @@ def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(dataset, be
     def refuse(path):
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
-    monkeypatch.setattr(probe, "drop_page_cache", refuse)
+    monkeypatch.setattr(bandwidth, "drop_page_cache", refuse)
     said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
     assert "results are WARM: the page cache could not be emptied" in said
     for engine in ("raw probe", "threads"):
@@ -85,16 +85,16 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     sizes = iter([1 << 20])
     monkeypatch.setattr("os.path.getsize", lambda _: next(sizes, 8 * 4096))  # as if cut since then
     with pytest.raises(StorageError, match=r"shard\.bin at byte"):
-        probe.random_reads([path], page_bytes=4096, seconds=1)
+        bandwidth.random_reads([path], page_bytes=4096, seconds=1)
 
 
 def test_a_small_file_is_read_several_times(tmp_path, monkeypatch):
     path = tmp_path / "shard.bin"
     path.write_bytes(bytes(8 * 4096))
     clock = itertools.count()
-    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: 0.01 * next(clock)))
+    monkeypatch.setattr(bandwidth, "time", SimpleNamespace(perf_counter=lambda: 0.01 * next(clock)))
     for seconds, several in ((-1.0, False), (0.001, False), (0.05, True)):
-        assert (probe.random_reads([path], page_bytes=4096, seconds=seconds).passes > 1) == several
+        assert (bandwidth.random_reads([path], page_bytes=4096, seconds=seconds).passes > 1) == several
 
 
 ROOM = "note: the whole table fits into the page cache, so mmap measures memory"
@@ -139,15 +139,15 @@ def test_the_probe_is_not_limited_by_the_rings(tmp_path, monkeypatch, limit, spe
     path, opened, left = tmp_path / "shard", [], list(speeds)
     path.write_bytes(bytes(4096 * 10))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
-    for module in (disks, probe):
+    for module in (disks, bandwidth):
         monkeypatch.setattr(module, "RING_READS_PER_S", limit)
 
     def random_reads(*args):
         opened.append(args[5])
-        return probe.RawReads(left.pop(0), 1)
+        return bandwidth.RawReads(left.pop(0), 1)
 
-    monkeypatch.setattr(probe, "_random_reads", random_reads)
-    assert probe.random_reads([path], page_bytes=4096, seconds=1).reads_per_s == best
+    monkeypatch.setattr(bandwidth, "_random_reads", random_reads)
+    assert bandwidth.random_reads([path], page_bytes=4096, seconds=1).reads_per_s == best
     assert opened == rings
 
 

@@ -15,7 +15,7 @@ from datasets import in_edges
 from programs import count_epoch
 from rank_pool import RankPool
 
-from gids.bench.minibatches import make_sampler
+from gids.bench.sampling import make_sampler
 from gids.distributed.owners import hash_owners
 from gids.sampler import Topology
 from gids.scale import Curves, Setting, Work, measure
