@@ -26,9 +26,8 @@ from gids.errors import FormatError
 from gids.heat import choose_seeds
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
-from gids.trace.recording import TouchedPages
+from gids.trace.recording import RowTrace, TouchedPages, Trace, TracedTable, TraceWriter
 from gids.trace.replay import LIVE_BATCHES, Optimum, replay
-from gids.trace.trace_file import RowTrace, Trace, TracedTable, TraceWriter
 from gids.write.row_order import co_read_order, community_order, degree_order
 
 PLANNED = 2  # minibatches whose reads are in flight

@@ -261,7 +261,7 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
             "--order trace needs a file: --order trace:FILE. `gids bench hit-ratio --record FILE --rows` or "
             "gids.trace.record(loader, FILE, rows=True) writes it"
         )
-    from gids.trace.trace_file import RowTrace
+    from gids.trace.recording import RowTrace
 
     return RowTrace(trace).minibatches
 

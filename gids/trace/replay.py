@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.errors import FormatError
-from gids.trace.trace_file import ENTER, PLAN, Pages, Trace
+from gids.trace.recording import ENTER, PLAN, Pages, Trace
 
 LIVE_BATCHES = _core.USE_BITS  # window and planned minibatches together
 _SAMPLES = 16

@@ -11,7 +11,7 @@ import torch
 import gids
 from gids.cli.progress import Progress
 from gids.trace import Trace, record
-from gids.trace.trace_file import TracedTable, TraceWriter
+from gids.trace.recording import TracedTable, TraceWriter
 
 SAMPLED = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40)
 SMALL = (*SAMPLED, "--cache", "5%,20%")

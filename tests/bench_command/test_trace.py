@@ -16,9 +16,9 @@ from open_options import tuned
 import gids
 from gids.cache import POLICIES
 from gids.errors import FormatError
-from gids.trace import Trace, record, trace_file
+from gids.trace import Trace, record, recording
+from gids.trace.recording import ENTER, PLAN, RETIRE, TracedTable, TraceWriter
 from gids.trace.replay import replay_as_recorded
-from gids.trace.trace_file import ENTER, PLAN, RETIRE, TracedTable, TraceWriter
 from gids.write import DatasetWriter
 
 ROWS = 4000
@@ -287,7 +287,7 @@ def test_files_that_are_not_traces_are_refused(tmp_path):
 
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_file, "VERSION", 4)
+    monkeypatch.setattr(recording, "VERSION", 4)
     write(tmp_path / "t", [table()], [])
     monkeypatch.undo()
     with pytest.raises(FormatError, match="is a trace of version 4; this gids reads version 3"):

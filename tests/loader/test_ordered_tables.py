@@ -21,7 +21,7 @@ from gids.errors import FormatError, StorageError
 from gids.heat import hottest_nodes
 from gids.store import FeatureStore
 from gids.trace import record
-from gids.trace.trace_file import RowTrace, Trace
+from gids.trace.recording import RowTrace, Trace
 from gids.write import DatasetWriter
 
 PAPERS = "paper.feat"
