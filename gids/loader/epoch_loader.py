@@ -37,9 +37,8 @@ from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
 from gids.sampler.minibatch import FeatureRows
-from gids.sampler.neighbor import Strategy
-from gids.sampler.subgraph import check_ids_of_reverses
-from gids.sampler.time_order import By
+from gids.sampler.neighbor import Strategy, check_ids_of_reverses
+from gids.sampler.topology import By
 from gids.store import Graph, Table
 
 log = logging.getLogger("gids")

@@ -20,8 +20,7 @@ from gids.sampler import Block, Minibatch, Neighbor, Topology, sort_by_time
 from gids.sampler.forest import AnySeeds, Given, per_type
 from gids.sampler.layered import Layers
 from gids.sampler.neighbor import Strategy
-from gids.sampler.time_order import By, times_of
-from gids.sampler.topology import Graphs
+from gids.sampler.topology import By, Graphs, times_of
 from gids.store import Graph
 from gids.store.names import Relation, describe_type
 

@@ -44,7 +44,7 @@ from gids.pyg.stores import (
 )
 from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
-from gids.sampler.time_order import By
+from gids.sampler.topology import By
 from gids.store.names import Relation
 from gids.store.part import refuse_part
 

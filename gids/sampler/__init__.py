@@ -7,8 +7,7 @@ from gids.sampler.locality import LocalityBias
 from gids.sampler.minibatch import Block, Minibatch
 from gids.sampler.neighbor import Neighbor
 from gids.sampler.random_walk import RandomWalk
-from gids.sampler.time_order import sort_by_time
-from gids.sampler.topology import Sampler, Topology
+from gids.sampler.topology import Sampler, Topology, sort_by_time
 
 __all__ = [
     "Block",

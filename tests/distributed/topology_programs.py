@@ -28,7 +28,7 @@ from gids import cuda
 from gids.cuda.device import Mapping
 from gids.errors import NoDeviceError
 from gids.loader.store_group import Process
-from gids.sampler.device import pinned_graph, shared
+from gids.sampler.device import pinned_graph
 
 Seeds = torch.Tensor | dict[str, torch.Tensor]
 
@@ -108,7 +108,7 @@ def share(
     rank, size = dist.get_rank(), dist.get_world_size()
     options = options | own
     opening = contextlib.nullcontext() if folder is None else emulated(folder)
-    with opening as device, patch("gids.sampler.device.held._COPIED_AT_ONCE", 1 << 12):
+    with opening as device, patch("gids.sampler.device.pinned_graph._COPIED_AT_ONCE", 1 << 12):
         opened = gids.open(path) if opened_by == "open" else gids.distributed.open(path, timeout=30)
         with opened as source, gids.open(path) as whole:
             alone_options = options | {"rank": rank, "world_size": size}
@@ -165,9 +165,9 @@ def _refusal(what: str, device: EmulatedDevice) -> Any:
         return map_host(address, nbytes, **options)
 
     if what == "open":
-        return patch.object(shared, "open_shared", side_effect=PermissionError(13, "Permission denied"))
+        return patch.object(pinned_graph, "open_shared", side_effect=PermissionError(13, "Permission denied"))
     if what == "make":
-        return patch.object(shared, "share_memory", side_effect=OSError(38, "no memfd_create"))
+        return patch.object(pinned_graph, "share_memory", side_effect=OSError(38, "no memfd_create"))
     assert what == "pin"
     return patch.object(device, "map_host", refuse_first)
 
@@ -199,9 +199,11 @@ def _failure(what: str) -> Any:
     if what == "available":
         return patch.object(pinned_graph, "available_bytes", lambda: 10)
     if what == "allocate":
-        return patch.object(shared, "share_memory", side_effect=OSError(28, "No space left on device"))
+        return patch.object(pinned_graph, "share_memory", side_effect=OSError(28, "No space left on device"))
     assert what == "fill"
-    return patch("gids.sampler.device.held.OnHost.fill", side_effect=MemoryError("no memory to convert"))
+    return patch(
+        "gids.sampler.device.pinned_graph.OnHost.fill", side_effect=MemoryError("no memory to convert")
+    )
 
 
 def stay_away(folder: str, path: Path, seeds: Seeds) -> tuple[str, str]:

@@ -1,22 +1,34 @@
-"""PinnedGraph: one relation's topology in memory that a GPU reads in place (UVA). Made by EpochLoader."""
+"""PinnedGraph: one relation's topology in memory that a GPU reads in place (UVA). Made by EpochLoader.
+
+Each array is copied to device memory, or to page-locked host memory. Several ranks of a machine share one
+copy there: the first rank that keeps an array on the host allocates its memory; the others map it.
+"""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import logging
+import mmap
 import os
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from gids.cache.budget import available_bytes
 from gids.closing import Closing
-from gids.sampler.device.held import Held, OnDevice, OnHost, Original
-from gids.sampler.device.shared import Peers, share
+from gids.cuda.host_memory import SharedFile, host_memory, open_shared, share_memory
 from gids.store.names import describe_type
 
 if TYPE_CHECKING:
-    from gids.cuda import Device, Stream
+    import torch
+
+    from gids.cuda import Device, Mapping, Stream
     from gids.store.graph import Graph
 
 _ON_DEVICE: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
@@ -24,6 +36,8 @@ _ON_DEVICE: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "de
 _OR_ON_DEVICE = ", or keep the topology on the device (topology_on='device')"
 _SHARE_OF_DEVICE = 8
 """By default indptr, then indices, go to the device if they take at most an eighth of its free memory."""
+_COPIED_AT_ONCE = 64 << 20
+log = logging.getLogger("gids")
 
 
 class PinnedGraph(Closing):
@@ -206,3 +220,240 @@ def _check_memory(what: str, sources: list[Original], free: int, rest: str) -> N
     if (wanted := sum(s.nbytes for s in sources)) > free:
         listing = " + ".join(f"{s.name} {s.nbytes}" for s in sources)
         raise MemoryError(f"{what} needs {listing} = {wanted} bytes of {rest}")
+
+
+@dataclass(frozen=True)
+class Original:
+    """An array and the dtype of its copy."""
+
+    name: str
+    array: np.ndarray
+    dtype: np.dtype[np.number]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.array) * self.dtype.itemsize
+
+    @property
+    def bytes_in_pages(self) -> int:
+        """Bytes of the memory pages that the copy takes, at least one."""
+        return -(-max(1, self.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def parts(self) -> Iterator[slice]:
+        """The array in pieces to copy one at a time."""
+        step = _COPIED_AT_ONCE // self.array.itemsize
+        for first in range(0, len(self.array), step):
+            yield slice(first, min(first + step, len(self.array)))
+
+    def copy(self, part: slice, to: np.ndarray) -> None:
+        """Copy a part. Values that do not fit the copy's dtype become -1, which is not an id either."""
+        np.copyto(to, self.array[part], casting="same_kind")
+        if self.dtype != self.array.dtype:
+            to[to != self.array[part]] = -1
+
+
+class Held(ABC):
+    """Memory that holds an array: its address on the device, its size, and its release."""
+
+    address: int
+    nbytes: int
+
+    @abstractmethod
+    def release(self) -> None: ...
+
+
+class OnDevice(Held):
+    def __init__(self, device: Device, source: Original) -> None:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, source.dtype.name)
+        self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
+        for part in source.parts():
+            piece = np.empty(part.stop - part.start, source.dtype)
+            source.copy(part, piece)
+            self._tensor[part].copy_(torch.from_numpy(piece))
+        device.current_stream().synchronize()  # before another stream reads it
+        self.address = self._tensor.data_ptr()
+        self.nbytes = self._tensor.nbytes
+
+    def release(self) -> None:
+        self._tensor = None
+
+
+class OnHost(Held):
+    """Page-locked host memory with a copy of an array.
+
+    other_way: added to the error if memory cannot be pinned. memory: shared with other processes, to use in
+    place of memory of its own; the caller calls fill(). borrowed: another process allocated it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        source: Original,
+        what: str,
+        other_way: str,
+        memory: mmap.mmap | None = None,
+        *,
+        borrowed: bool = False,
+    ) -> None:
+        self.nbytes, self.borrowed = source.bytes_in_pages, borrowed
+        self._copy: np.ndarray | None
+        if memory is None:
+            try:
+                memory = host_memory(self.nbytes, device.numa_node)
+            except OSError as error:
+                raise MemoryError(f"{what}: {no_memory(self.nbytes, error)}") from None
+            self._copy = np.frombuffer(memory, source.dtype, len(source.array))
+            self.fill(source)
+        else:
+            self._copy = np.frombuffer(memory, source.dtype, len(source.array))
+        del memory
+        try:
+            address = self._copy.ctypes.data
+            self._mapping: Mapping = device.map_host(address, self.nbytes, memory=self._copy)
+        except RuntimeError as error:
+            self._copy = None  # even if the error is kept
+            raise RuntimeError(
+                f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}): free host memory"
+                f"{other_way}"
+            ) from error
+        self.address = self._mapping.device_address
+
+    def fill(self, source: Original, first: int = 0, step: int = 1) -> None:
+        """Copy the array, or every step-th part of it from the first one on."""
+        assert self._copy is not None
+        for part in itertools.islice(source.parts(), first, None, step):
+            source.copy(part, self._copy[part])
+
+    def release(self) -> None:
+        self._mapping.close()
+        self._copy = None
+
+
+def no_memory(nbytes: int, error: OSError) -> str:
+    return f"cannot allocate {nbytes} bytes of host memory ({error.strerror})"
+
+
+class Peers(Protocol):
+    """Ranks of one machine that pin the same graphs. index, size: this one's place, and their number."""
+
+    index: int
+    size: int
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank says, plain values. Collective. Raises RankError if one failed, ended or stalls."""
+
+    def name_of(self, index: int) -> str:
+        """How errors and logs call a rank."""
+
+
+class Shared(NamedTuple):
+    """Pinned memory, of which this rank fills every step-th part, from the first one on."""
+
+    memory: OnHost
+    first: int
+    step: int
+
+
+def share(
+    peers: Peers,
+    device: Device,
+    sources: Sequence[Original],
+    relation: str,
+    check: Callable[[list[Original]], None],
+) -> dict[str, Shared]:
+    """Pinned memory by name, of those arrays that other ranks keep on the host too. Collective.
+
+    sources: the arrays that this rank keeps on the host. check: raises MemoryError if memory is short; it is
+    asked about arrays that this rank allocates. When the ranks have filled the memory, they must meet once
+    more.
+
+    Returns nothing if a rank cannot use the memory; the first rank logs why. Raises MemoryError, and
+    RankError if another rank fails.
+    """
+    wanted = peers.gather([s.name for s in sources])
+    named = sorted({name for names in wanted for name in names})
+    users = {name: [i for i, names in enumerate(wanted) if name in names] for name in named}
+    users = {name: ranks for name, ranks in users.items() if len(ranks) > 1}
+    if not users:
+        return {}
+    sources = [s for s in sources if s.name in users]
+    mine = [s for s in sources if users[s.name][0] == peers.index]
+    check(mine)
+    held: dict[str, OnHost] = {}
+    files: dict[str, SharedFile] = {}
+    try:
+        refusal = _attempt(lambda: _make(mine, device, relation, held, files))
+        told = peers.gather({"files": files, "refusal": refusal})
+        if all(said["refusal"] is None for said in told):
+            theirs = {s.name: SharedFile(*told[users[s.name][0]]["files"][s.name]) for s in sources}
+            refusal = _attempt(lambda: _borrow(sources, theirs, device, relation, held))
+        refusals = peers.gather(refusal)
+    except BaseException:
+        _release_shared(held)
+        raise
+    finally:
+        for file in files.values():
+            os.close(file.descriptor)
+    if all(r is None for r in refusals):
+        at = {s.name: users[s.name].index(peers.index) for s in sources}
+        return {name: Shared(memory, at[name], len(users[name])) for name, memory in held.items()}
+    _release_shared(held)
+    peers.gather(None)  # the memory is free before anyone looks for memory of its own
+    if peers.index == 0:
+        why = "; ".join(f"{peers.name_of(i)}: {r}" for i, r in enumerate(refusals) if r is not None)
+        log.warning(
+            "the ranks of this machine do not share the topology of %s, and each copies it (%s)",
+            relation,
+            why,
+        )
+    return {}
+
+
+def _attempt(work: Callable[[], None]) -> str | None:
+    """Why this rank cannot share memory, or None."""
+    try:
+        work()
+    except (OSError, RuntimeError) as error:  # the kernel, or the driver, refuses
+        return str(error)
+    return None
+
+
+def _make(
+    sources: Sequence[Original],
+    device: Device,
+    relation: str,
+    held: dict[str, OnHost],
+    files: dict[str, SharedFile],
+) -> None:
+    for source in sources:
+        what, nbytes = f"{source.name} of {relation}", source.bytes_in_pages
+        try:
+            memory, files[source.name] = share_memory(nbytes, device.numa_node)
+        except OSError as error:
+            if error.errno in (errno.ENOMEM, errno.ENOSPC):  # copies of their own would take more
+                raise MemoryError(f"{what}: {no_memory(nbytes, error)}") from None
+            raise
+        held[source.name] = OnHost(device, source, what, "", memory)
+        del memory
+
+
+def _borrow(
+    sources: Sequence[Original],
+    files: dict[str, SharedFile],
+    device: Device,
+    relation: str,
+    held: dict[str, OnHost],
+) -> None:
+    for source in sources:
+        if source.name not in held:
+            memory = open_shared(files[source.name], source.bytes_in_pages)
+            what = f"{source.name} of {relation}"
+            held[source.name] = OnHost(device, source, what, "", memory, borrowed=True)
+            del memory
+
+
+def _release_shared(held: dict[str, OnHost]) -> None:
+    while held:
+        held.popitem()[1].release()
