@@ -36,7 +36,7 @@ from gids.cuda.device import (
     in_process,
 )
 from gids.cuda.driver import CudaError, Driver, Libcuda, ask_driver
-from gids.cuda.numa import numa_node
+from gids.cuda.host_memory import numa_node
 from gids.errors import NoDeviceError
 
 _LAUNCH, _RECORD, _WAIT_EVENT, _WAIT_VALUE, _FILL, _COPY = range(6)

@@ -23,7 +23,7 @@ from gids import _core
 from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
-from gids.cuda.numa import prefer_node
+from gids.cuda.host_memory import prefer_node
 from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, ON_DEVICE, SENT, PackPlan
 from gids.packs.row_memory import Bad, Extent, Load, PackSource, RowMemory, Wanted
 from gids.packs.spool import Rows

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gids.cuda import numa
 from gids.cuda.device import Device
-from gids.cuda.host_memory import host_memory, share_memory
-from gids.cuda.numa import numa_node, prefer_node
+from gids.cuda.host_memory import _tell, host_memory, numa_node, prefer_node, share_memory
 
 PCI = "0000:3B:00.0"
 
@@ -100,7 +98,7 @@ def test_without_a_node_nothing_changes(memory: np.ndarray) -> None:
 def test_a_node_that_does_not_exist_is_logged_once_and_the_memory_works(
     memory: np.ndarray, node: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    numa._tell.cache_clear()
+    _tell.cache_clear()
     with caplog.at_level(logging.INFO, "gids"):
         assert not prefer_node(memory.ctypes.data, memory.nbytes, node)
         array = np.frombuffer(host_memory(5000, node), np.uint8)

@@ -23,7 +23,7 @@ import torch
 from gids import _core
 from gids.closing import Closing
 from gids.cuda.device import Argument, Device, Event, Mapping, Stream
-from gids.cuda.numa import prefer_node
+from gids.cuda.host_memory import prefer_node
 from gids.io.engine import Engine
 
 _UNIT = "io/request_queue.cu"
