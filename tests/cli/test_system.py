@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from commands import gids
 
-import gids.cli.system as module
+import gids.measure.machine as module
 from gids.cli import main
-from gids.cli.system import Item, as_table, describe_system
 from gids.cuda.driver import Device, ask_driver
+from gids.measure.machine import Item, as_table, describe_system
 
 
 def no_library(name):
