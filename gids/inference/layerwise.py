@@ -22,8 +22,21 @@ from gids.cache.device.state import SMALL_BYTES, order_bytes
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of
 from gids.cuda import on_host
 from gids.errors import FormatError, MemoryBudgetError, MissingError
-from gids.inference.inputs import EdgeFeatures, Inputs, Neighborhoods, Nodes, Span, Targets
-from gids.inference.layers import Layers, Model, TableSink, TensorSink, block_on, output_of, per_type
+from gids.inference.layers import (
+    EdgeFeatures,
+    Inputs,
+    Layers,
+    Model,
+    Neighborhoods,
+    Nodes,
+    Span,
+    TableSink,
+    Targets,
+    TensorSink,
+    block_on,
+    output_of,
+    per_type,
+)
 from gids.io import queue_depth
 from gids.loader import FeatureLoader
 from gids.loader.memory import round_buffers_bytes
