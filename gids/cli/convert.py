@@ -33,8 +33,8 @@ from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from gids.convert.layout import ReadRows
     from gids.convert.readers import Choices, Reader
-    from gids.convert.table_orders import ReadRows
     from gids.store import FeatureStore
 
 _MOST_NAMES = 3
@@ -306,7 +306,7 @@ def _report(args: argparse.Namespace) -> None:
 
 def _pages(store: FeatureStore) -> list[str]:
     """The page sizes that were chosen, and why: a clause for each, with the names of its tables."""
-    from gids.convert.page_sizes import explain_pages
+    from gids.convert.layout import explain_pages
 
     named: dict[str, list[str]] = {}
     for table in store.tables.values():

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(store: FeatureStore) -> dict[str, Any]:
     """Describe a dataset, as JSON; sizes in bytes. Reads the manifest and the headers of files."""
-    from gids.convert.page_sizes import explain_pages
+    from gids.convert.layout import explain_pages
 
     manifest = store.manifest
     return {

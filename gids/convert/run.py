@@ -14,10 +14,9 @@ import torch
 
 from gids.convert.edges import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.convert.labels import describe_times, masks_to_splits, normalised, random_split
-from gids.convert.page_sizes import PageSizes, direct_alignment
+from gids.convert.layout import PageSizes, ReadRows, RowOrders, check_order, direct_alignment, order_of
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
 from gids.convert.stream_rows import BLOCK_BYTES
-from gids.convert.table_orders import ReadRows, RowOrders, check_order, order_of
 from gids.convert.untrusted import from_library
 from gids.errors import FormatError, naming
 from gids.store.dtypes import dtype_name, table_dtype
@@ -40,10 +39,10 @@ from gids.write.workplace import finish_published
 class Options:
     """How to convert.
 
-    A gids dataset keeps what is None. page_bytes: of all tables; None: chosen by row, see page_sizes.
+    A gids dataset keeps what is None. page_bytes: of all tables; None: chosen by row, see layout.py.
     stripe: a directory per shard. dtypes: table name or key ("" for all others) -> type to cast to. scales:
     the same -> "row" (default) or "column", for floating tables cast to int8. order: of rows that share
-    pages, see table_orders; read_rows: for order "trace". index_dtype: "int64" (default), "int32" or "auto"
+    pages, see layout.py; read_rows: for order "trace". index_dtype: "int64" (default), "int32" or "auto"
     (int32 where it fits). reverse_edges, self_loops: see edges. sort_neighbors, dedup: see
     DatasetWriter.write_edges. times: store the times of nodes and edges, and sort edges by them. split:
     fractions of train, val and test for labels without splits; (): no random split; None: DEFAULT_SPLIT.

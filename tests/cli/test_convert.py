@@ -260,7 +260,7 @@ def test_what_was_read_to_scratch_does_not_count_as_written(tmp_path, refused, m
 
 def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
-    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: 512)
+    monkeypatch.setattr("gids.convert.layout._alignment_of", lambda _: 512)
     np.savez(tmp_path / "x.npz", x=FEAT)
     gids("convert", tmp_path / "x.npz", tmp_path / "x.gids", "--quiet")
     assert capfd.readouterr() == ("", "")

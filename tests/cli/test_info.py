@@ -17,7 +17,7 @@ from gids.write import DatasetWriter
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
     """Whatever disk has the temporary directory: direct I/O of 512 bytes."""
-    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: 512)
+    monkeypatch.setattr("gids.convert.layout._alignment_of", lambda _: 512)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import torch
 from datasets import save_arrays
 
 from gids.cli import main
-from gids.convert import page_sizes
-from gids.convert.page_sizes import PageSizes, direct_alignment, explain_pages
+from gids.convert import layout
+from gids.convert.layout import PageSizes, direct_alignment, explain_pages
 from gids.errors import FormatError
 from gids.store import FeatureStore
 from gids.store.geometry import best_page_bytes
@@ -77,7 +77,7 @@ def test_the_alignment_is_the_largest_of_the_disks_and_no_file_stays(
             raise OSError(22, "no direct I/O")
         return "ext4", found[folder]
 
-    monkeypatch.setattr(page_sizes._core, "probe_file", probe)
+    monkeypatch.setattr(layout._core, "probe_file", probe)
     assert direct_alignment(folders) == 4096
     assert direct_alignment([folders[0], folders[2]]) == 512
     assert direct_alignment([folders[2], tmp_path / "missing"]) == 1
@@ -102,7 +102,7 @@ def source(tmp_path: Path) -> Path:
 
 def disk_reads_blocks_of(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: nbytes)
-    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: nbytes)
+    monkeypatch.setattr("gids.convert.layout._alignment_of", lambda _: nbytes)
 
 
 def page_bytes(path: Path) -> dict[str, int]:
@@ -182,5 +182,5 @@ def test_info_explains_pages_of_any_writer(
 ) -> None:
     with DatasetWriter(tmp_path / "a.gids", page_bytes=size) as writer:
         writer.write_table("node", "_N", "feat", torch.zeros(9, dim))
-    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: alignment)
+    monkeypatch.setattr("gids.convert.layout._alignment_of", lambda _: alignment)
     assert explain_pages(FeatureStore(tmp_path / "a.gids").table("feat")).startswith(expected)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import read_source
 
-from gids.convert import Options, convert, table_orders
+from gids.convert import Options, convert, layout
 from gids.errors import FormatError
 from gids.store import FeatureStore, verify
 from gids.write import DatasetWriter
@@ -222,8 +222,8 @@ def test_stopped_conversion_with_an_order_resumes(tmp_path, source, monkeypatch)
     files = sorted(source.iterdir())
     convert(files, lambda s: read_source(source, s), tmp_path / "whole.gids", options)
     computed, record, path = [], Workplace.save, tmp_path / "stopped.gids"
-    compute = table_orders.community_order
-    monkeypatch.setattr(table_orders, "community_order", lambda *a: computed.append(1) or compute(*a))
+    compute = layout.community_order
+    monkeypatch.setattr(layout, "community_order", lambda *a: computed.append(1) or compute(*a))
     stops = 0
     while not path.exists():
         left = 2
