@@ -16,7 +16,7 @@ import pytest
 import gids
 
 ROOT = Path(gids.__file__).parent
-BASE = {"closing", "errors", "own_lock", "sizes", "stored_file", "_core", "dgl_finder"}
+BASE = {"closing", "errors", "sizes", "stored_file", "_core", "dgl_finder"}
 STORE = BASE | {"store"}
 IO = STORE | {"cuda", "io"}
 SAMPLER = IO | {"cache", "sampler"}
@@ -28,7 +28,6 @@ ALLOWED = {
     "dgl_finder": set(),
     "closing": set(),
     "errors": set(),
-    "own_lock": set(),
     "sizes": set(),
     "stored_file": {"errors"},
     "store": STORE,

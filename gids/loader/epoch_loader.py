@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from gids import cuda
-from gids.closing import Closing
+from gids.closing import Closing, OwnLock
 from gids.errors import StorageError
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.feature_loader import FeatureLoader
@@ -32,7 +32,6 @@ from gids.loader.row_source import EpochInput, RowLoader, RowSource
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream, layered_of
 from gids.loader.source import Dataset, as_row_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
-from gids.own_lock import OwnLock
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler

@@ -23,11 +23,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
-from gids.closing import Closing
+from gids.closing import Closing, OwnLock
 from gids.errors import StorageError
 from gids.loader.observer import Observers
 from gids.loader.readers import Features, Gathered, Ids, Reader
-from gids.own_lock import OwnLock
 from gids.packs import ByReference
 
 if TYPE_CHECKING:

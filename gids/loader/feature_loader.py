@@ -25,7 +25,7 @@ from gids.cache import page_heat
 from gids.cache.budget import OTHERS, Sizes, available_bytes, longest_read_bytes, row_orders
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
-from gids.closing import Closing
+from gids.closing import Closing, OwnLock
 from gids.errors import MissingError
 from gids.io import Engine, open_engine, queue_depth
 from gids.loader.counting import Stats, added, between
@@ -49,7 +49,6 @@ from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.row_source import EpochInput
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
-from gids.own_lock import OwnLock
 from gids.packs import MOST_ROWS, OnDevice
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gids.cache.budget import available_bytes
 from gids.cache.device import check_device_memory
+from gids.closing import OwnLock
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
 from gids.io.disks import device_of
 from gids.loader.counting import PRESENT, Stats, added
 from gids.loader.ranks import local_ranks
-from gids.own_lock import OwnLock
 from gids.packs import Scratch, find_scratch
 from gids.sizes import format_bytes
 

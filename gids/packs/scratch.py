@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Protocol
 
 from gids import _core
+from gids.closing import OwnLock
 from gids.errors import StorageError
 from gids.io.disks import device_of, disk_count
-from gids.own_lock import OwnLock
 
 log = logging.getLogger("gids")
 

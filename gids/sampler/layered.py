@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from gids import _core
+from gids.closing import OwnLock
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.own_lock import OwnLock
 from gids.sampler.device.sampling import Dependency, DeviceSampler, Started
 from gids.sampler.forest import AnySeeds, Given, PlantedNodes, TimedSeeds, per_type
 from gids.sampler.minibatch import Block, Minibatch, PerType

@@ -36,9 +36,9 @@ from gids.cache.device.state import (
     line_bytes,
 )
 from gids.cache.feature_cache import ClosedCacheError, FeatureCache, check_ids
+from gids.closing import OwnLock
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
-from gids.own_lock import OwnLock
 from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
