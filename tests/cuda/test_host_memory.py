@@ -1,19 +1,36 @@
-"""Host memory for a device, also in a forked child."""
+"""Host memory for a device, also in a forked child, and on the NUMA node of a GPU.
+
+The machine with several nodes is described by files; the mappings are real.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from children import ended
 
 from gids.cuda import host_memory as module
-from gids.cuda.host_memory import SharedFile, host_memory, open_shared, share_memory
+from gids.cuda.device import Device
+from gids.cuda.host_memory import (
+    SharedFile,
+    _tell,
+    host_memory,
+    numa_node,
+    open_shared,
+    prefer_node,
+    share_memory,
+)
+
+PCI = "0000:3B:00.0"
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 5000, 3 << 20])
@@ -119,3 +136,124 @@ def test_shared_memory_that_the_machine_does_not_have_is_an_error_and_leaves_no_
         share_memory(5000)
     assert len(os.listdir("/proc/self/fd")) == len(files)
     assert inodes_mapped() == set()
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Callable[..., Path]:
+    """sysfs(has_memory, numa_node): the files of a machine with a GPU at PCI."""
+
+    def make(has_memory: str, node: str) -> Path:
+        for path, text in (
+            ("devices/system/node/has_memory", has_memory),
+            (f"bus/pci/devices/{PCI.lower()}/numa_node", node),
+        ):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text + "\n")
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("has_memory", "node", "found"),
+    [
+        ("0-1", "1", 1),
+        ("0-1", "0", 0),
+        ("0,2-3,7", "3", 3),
+        ("0-1", "-1", None),  # the firmware does not say
+        ("0", "0", None),  # all memory is there
+        ("0,2", "1", None),  # a node without memory
+        ("", "0", None),
+        ("0-1", "", None),
+    ],
+)
+def test_the_node_of_a_gpu_is_read_from_sysfs(
+    sysfs: Callable[..., Path], has_memory: str, node: str, found: int | None
+) -> None:
+    assert numa_node(PCI, sysfs(has_memory, node)) == found
+
+
+def test_a_machine_without_these_files_has_no_node(sysfs: Callable[..., Path], tmp_path: Path) -> None:
+    assert numa_node(PCI, tmp_path) is None
+    assert numa_node("0000:00:00.0", sysfs("0-1", "1")) is None
+
+
+def policy(address: int) -> str:
+    """The policy of the mapping of this process that an address is in, by the kernel."""
+    with open("/proc/self/maps") as file:
+        spans = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in file]
+    (start,) = [span[0] for span in spans if span[0] <= address < span[1]]
+    with open("/proc/self/numa_maps") as file:
+        (found,) = [line.split()[1] for line in file if int(line.split()[0], 16) == start]
+    return found
+
+
+@pytest.fixture
+def memory() -> np.ndarray:
+    """A mapping on which the kernel takes policies; skips where it does not."""
+    array = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
+    if not Path("/proc/self/numa_maps").exists() or not prefer_node(array.ctypes.data, 4096, 0):
+        pytest.skip("the kernel has no NUMA policies")
+    return np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
+
+
+def test_the_kernel_prefers_the_node(memory: np.ndarray) -> None:
+    assert policy(memory.ctypes.data) == "default"
+    assert prefer_node(memory.ctypes.data, memory.nbytes, 0)
+    assert policy(memory.ctypes.data) == "prefer:0"
+
+
+def test_shared_memory_is_on_the_node_of_its_maker(memory: np.ndarray) -> None:
+    shared, file = share_memory(1 << 20, 0)
+    assert policy(np.frombuffer(shared, np.uint8).ctypes.data) == "prefer:0"
+    os.close(file.descriptor)
+
+
+def test_without_a_node_nothing_changes(memory: np.ndarray) -> None:
+    assert not prefer_node(memory.ctypes.data, memory.nbytes, None)
+    assert policy(memory.ctypes.data) == "default"
+
+
+@pytest.mark.parametrize("node", [61, 64, 1000])
+def test_a_node_that_does_not_exist_is_logged_once_and_the_memory_works(
+    memory: np.ndarray, node: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    _tell.cache_clear()
+    with caplog.at_level(logging.INFO, "gids"):
+        assert not prefer_node(memory.ctypes.data, memory.nbytes, node)
+        array = np.frombuffer(host_memory(5000, node), np.uint8)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"host memory is not placed on NUMA node {node} of the GPU: Invalid argument"
+    ]
+    assert not array.any()
+
+
+def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, tmp_path: Path) -> None:
+    """Queue staging, host lines, extents' staging and the pinned topology."""
+    from gids.cache.device.state import HostArray
+    from gids.io import open_engine
+    from gids.io.device.device_queue import DeviceQueue, QueueTable
+    from gids.io.device.extents import PinnedExtentReader
+    from gids.sampler.device.pinned_graph import PinnedGraph
+    from gids.store import Graph
+
+    path = tmp_path / "pages"
+    path.write_bytes(bytes(1 << 16))
+    found: list[str] = []
+    map_host = device.map_host
+
+    def look(address: int, nbytes: int, **options: Any) -> object:
+        found.append(policy(address))
+        return map_host(address, nbytes, **options)
+
+    graph = Graph(("a", "to", "a"), 2, 2, np.array([0, 1, 2]), np.array([0, 1], np.int32), None)
+    before, device.numa_node, device.map_host = device.numa_node, 0, look  # type: ignore[method-assign,assignment]
+    try:
+        HostArray(device, 5000).close()
+        PinnedGraph(graph, device, topology_on="host").close()
+        with open_engine([path]) as engine:
+            PinnedExtentReader(device, engine, [path], staging_bytes=1 << 16).close()
+            DeviceQueue(device, engine, [QueueTable(16, 0, 1, 4096)], staging_bytes=1 << 16).close()
+    finally:
+        device.numa_node, device.map_host = before, map_host  # type: ignore[method-assign]
+    assert found == ["prefer:0"] * 5  # of the topology: indptr, indices

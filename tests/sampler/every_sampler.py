@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
-from sampling_graphs import mixed_degrees
+from sampling_model import mixed_degrees
 
 from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk
 from gids.sampler.layered import LayeredSampler

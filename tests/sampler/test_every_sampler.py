@@ -23,7 +23,7 @@ from every_sampler import (
     make,
     spoiled,
 )
-from sampling_graphs import citations, mixed_degrees
+from sampling_model import citations, mixed_degrees
 
 from gids.cuda import Device
 from gids.errors import FormatError

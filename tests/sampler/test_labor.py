@@ -11,8 +11,7 @@ import pytest
 import torch
 from datasets import make_graph
 from labor_model import EXAMPLES, copies_of, frequencies, labor
-from sampling_graphs import citations, mixed_degrees
-from sampling_model import sample
+from sampling_model import citations, mixed_degrees, sample
 
 from gids.sampler import Labor, Minibatch
 from gids.store import Graph

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import distinct_graph, make_graph
-from sampling_graphs import citations, mixed_degrees
+from sampling_model import citations, mixed_degrees
 from scipy import stats
 
 from gids.sampler import Block, Ladies, Neighbor

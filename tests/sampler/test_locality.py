@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import make_graph
 from every_sampler import assert_refused, assert_same
-from sampling_graphs import citations, mixed_degrees
+from sampling_model import citations, mixed_degrees
 from scipy import stats
 
 import gids

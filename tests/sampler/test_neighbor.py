@@ -14,8 +14,7 @@ from datasets import make_graph
 from emulator import EmulatedDevice
 from every_sampler import assert_refused, assert_same, spoiled
 from labor_model import philox2
-from sampling_graphs import citations, mixed_degrees
-from sampling_model import philox, sample, uniform
+from sampling_model import citations, mixed_degrees, philox, sample, uniform
 
 from gids import _core
 from gids.cuda import Device

@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import make_graph
 from every_sampler import GRAPH, NEAR, assert_refused
-from sampling_graphs import citations
+from sampling_model import citations
 from scipy import stats
 
 from gids.sampler import Block, LocalityBias, Neighbor

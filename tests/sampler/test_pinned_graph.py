@@ -15,7 +15,7 @@ from datasets import make_graph
 from emulator import EmulatedDevice
 from every_sampler import GRAPH, NEAR, NODES, POSITIVE, assert_same
 from late_device import LateDevice
-from sampling_graphs import mixed_degrees
+from sampling_model import mixed_degrees
 
 from gids.cache import budget
 from gids.cuda import Device

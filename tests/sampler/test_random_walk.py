@@ -11,8 +11,7 @@ import pytest
 import torch
 from datasets import make_graph
 from every_sampler import assert_refused
-from sampling_graphs import citations, mixed_degrees
-from sampling_model import halves, layer_key, philox, words
+from sampling_model import citations, halves, layer_key, mixed_degrees, philox, words
 
 from gids.sampler import Block, RandomWalk
 from gids.store import Graph

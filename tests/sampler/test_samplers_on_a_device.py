@@ -14,7 +14,7 @@ import torch
 from datasets import make_graph
 from every_sampler import GRAPH, NODES, ON_DEVICES, assert_same, blocks_of, make, spoiled
 from late_device import LateDevice
-from sampling_graphs import citations, mixed_degrees
+from sampling_model import citations, mixed_degrees
 from temporal_model import some_seeds, with_times
 from waits import Waits
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import make_graph
 from every_sampler import assert_refused, assert_same, assert_same_tensors
-from sampling_graphs import citations, mixed_degrees
+from sampling_model import citations, mixed_degrees
 from temporal_model import candidates, sample_trees, some_seeds, time_at, with_times
 
 from gids.sampler import (
