@@ -34,7 +34,6 @@ PACKAGES = {
 }
 """The packages that gids can use -> the names under which they are distributed."""
 _MEMLOCK_BYTES = 1 << 30  # the largest buffer that can be registered
-_PACKAGES = ("numpy", "torch", "dgl", "cupy", "kvikio")
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
 
 
@@ -137,7 +136,7 @@ def describe_system(
         *_cuda(driver),
         *(_pcie(root, device.pci) for device in driver.devices if device.pci),
         *_kvikio_reads(path, has_gpu, try_kvikio),
-        *(_package(name, has_gpu) for name in _PACKAGES),
+        *(_package(name, has_gpu) for name in PACKAGES if name != "matplotlib"),
     ]
 
 
