@@ -16,6 +16,7 @@ from gids.convert.source import Mask, Source, described
 from gids.convert.stream_rows import BLOCK_BYTES, column_of, derived, saved
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
+from gids.store.dtypes import UINT64
 from gids.store.names import SPLITS, describe_type
 from gids.store.rows import Rows, as_rows, blocks
 
@@ -145,7 +146,7 @@ def _whole_times(rows: Rows) -> Rows | str:
     """Whole numbers in one dimension, or why they are not."""
     if len(rows.shape) == 2 and rows.shape[1] == 1:
         rows = column_of(rows, 0)
-    if len(rows.shape) != 1 or rows.dtype in (torch.bool, torch.uint64) or rows.dtype.is_complex:
+    if len(rows.shape) != 1 or rows.dtype in (torch.bool, UINT64) or rows.dtype.is_complex:
         return f"{described(rows)} is not one whole number for each"
     if not rows.dtype.is_floating_point:
         return rows

@@ -10,7 +10,7 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
-from gids.store.dtypes import is_whole
+from gids.store.dtypes import UINT64, is_whole
 from gids.store.rows import Rows, blocks
 from gids.stored_file import AnyFile, open_descriptor
 
@@ -29,7 +29,7 @@ def check_ids(values: np.ndarray, limit: int, what: str, start: int) -> np.ndarr
 def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
     """Integers (from position start of `what`) as int64. Raises FormatError for 2^63 or more."""
     whole = values.to(torch.int64)
-    if values.dtype == torch.uint64 and bool((whole < 0).any()):
+    if values.dtype == UINT64 and bool((whole < 0).any()):
         row = int(torch.nonzero((whole < 0).reshape(-1))[0])
         value = int(values.reshape(-1)[row].item())
         raise FormatError(f"{what} is {value} near position {start + row}; it must be less than 2^63")

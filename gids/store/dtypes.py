@@ -32,6 +32,8 @@ ARRAY_DTYPES: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(name).newbyteorder("<") for name in (*_STORED, "uint16")
 }
 """uint16 is only for the owners of nodes in a part of a dataset."""
+UINT64: torch.dtype | None = getattr(torch, "uint64", None)
+"""None before torch 2.3, whose tensors cannot have this type."""
 
 
 def table_dtype(name: str) -> torch.dtype:
@@ -83,8 +85,8 @@ def equal_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     whole = b.to(torch.int64)  # uint64 of 2^63 and above becomes negative
     if not a.dtype.is_floating_point:
         equal = a.to(torch.int64) == whole
-        return equal & (whole >= 0) if (a.dtype == torch.uint64) != (b.dtype == torch.uint64) else equal
-    kind = np.uint64 if b.dtype == torch.uint64 else np.int64
+        return equal & (whole >= 0) if (a.dtype == UINT64) != (b.dtype == UINT64) else equal
+    kind = np.uint64 if b.dtype == UINT64 else np.int64
     wide, limits = a.to(torch.float64).numpy(), np.iinfo(kind)
     is_inside = (wide >= float(limits.min)) & (wide < float(limits.max))  # float64 rounds max up by 1
     integers = np.where(is_inside, wide, 0).astype(kind)

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from gids.closing import Closing
 from gids.errors import FormatError
 from gids.store.array_checks import checked_ids, checked_indptr
-from gids.store.dtypes import is_whole
+from gids.store.dtypes import UINT64, is_whole
 from gids.store.files import map_array
 from gids.store.manifest import ArrayEntry
 from gids.store.names import RELATION, Relation, encode_path
@@ -201,6 +200,6 @@ def time_dtype(times: Rows) -> str:
 
 def check_times(times: Rows, count: int, owner: str) -> None:
     """Raise FormatError unless these are whole numbers, one for each of `count` nodes or edges."""
-    if times.shape != (count,) or not is_whole(times.dtype) or times.dtype == torch.uint64:
+    if times.shape != (count,) or not is_whole(times.dtype) or times.dtype == UINT64:
         described = f"{str(times.dtype).removeprefix('torch.')}{list(times.shape)}"
         raise FormatError(f"times of {owner} are {described}; they must be whole numbers, int64[{count}]")

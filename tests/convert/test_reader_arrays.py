@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import save_arrays
-from reader_example import assert_dataset, assert_table, convert, refused
+from reader_example import assert_dataset, assert_graph, assert_table, convert, refused
 
 RNG = np.random.default_rng(42)
 FEAT = RNG.standard_normal((50, 7), np.float32)
@@ -27,6 +27,14 @@ def test_an_npy_of_one_dimension_or_version_two(tmp_path):
         np.lib.format.write_array(file, FEAT[:, 0], version=(2, 0))
     store = convert(tmp_path / "x.npy", tmp_path / "x.gids", "--page-bytes", "512")
     assert_dataset(store, tables={"_N.feat": FEAT[:, 0]}, edges={})
+
+
+def test_edges_and_labels_with_torch_2_2_which_has_no_uint64(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch, "uint64", raising=False)
+    save_arrays(tmp_path / "x", labels=np.arange(50), **in_edges(EDGES))
+    store = convert(tmp_path / "x", tmp_path / "x.gids")
+    assert_graph(store, HOMOGENEOUS, *EDGES)
+    assert torch.equal(store.labels["_N"], torch.arange(50))
 
 
 @pytest.mark.parametrize(
