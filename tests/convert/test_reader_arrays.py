@@ -29,10 +29,12 @@ def test_an_npy_of_one_dimension_or_version_two(tmp_path):
     assert_dataset(store, tables={"_N.feat": FEAT[:, 0]}, edges={})
 
 
-def test_edges_and_labels_with_torch_2_2_which_has_no_uint64(tmp_path, monkeypatch):
-    monkeypatch.delattr(torch, "uint64", raising=False)
+def test_conversions_with_torch_2_2_which_has_no_long_unsigned_types(tmp_path, monkeypatch):
+    for name in ("uint16", "uint32", "uint64"):
+        monkeypatch.delattr(torch, name, raising=False)
     save_arrays(tmp_path / "x", labels=np.arange(50), **in_edges(EDGES))
-    store = convert(tmp_path / "x", tmp_path / "x.gids")
+    convert(tmp_path / "x", tmp_path / "x.gids")
+    store = convert(tmp_path / "x.gids", tmp_path / "y.gids")
     assert_graph(store, HOMOGENEOUS, *EDGES)
     assert torch.equal(store.labels["_N"], torch.arange(50))
 

@@ -51,7 +51,10 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_nodes(nodes: NodesEntry, locate: Locator, source: Source, stored: StoredGraph) -> None:
     source.add_nodes(nodes.type, nodes.count, "the dataset")
-    arrays = {role: array_rows(locate.array(entry), entry) for role, entry in nodes.arrays.items()}
+    entries = {
+        r: e for r, e in nodes.arrays.items() if r != HEAT_ROLES["out-degree"]
+    }  # which the writer counts
+    arrays = {role: array_rows(locate.array(entry), entry) for role, entry in entries.items()}
     if "label" in arrays:
         source.labels[nodes.type] = arrays["label"]
     for split in SPLITS:
@@ -62,7 +65,7 @@ def _read_nodes(nodes: NodesEntry, locate: Locator, source: Source, stored: Stor
     if "id" in arrays:
         source.ids[nodes.type] = {role: arrays[role] for role in ID_ROLES if role in arrays}
     for method, role in HEAT_ROLES.items():
-        if role in arrays and method != "out-degree":  # which the writer counts
+        if role in arrays:
             stored.heat.setdefault(nodes.type, {})[method] = arrays[role]
 
 
