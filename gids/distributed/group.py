@@ -26,7 +26,14 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.store_group import Process, StoreGroup, different_places, key_prefix, next_number
+from gids.loader.store_group import (
+    Process,
+    StoreGroup,
+    different_places,
+    key_prefix,
+    next_number,
+    stored_value,
+)
 from gids.packs import ByReference
 
 P = ParamSpec("P")
@@ -461,8 +468,8 @@ class _Listener(threading.Thread):
                 self._store.set(key, str(begun))
             while len(self.heard) < self._size and not self._stopped:
                 for rank in set(range(self._size)) - set(self.heard):
-                    if self._store.check([self._key_of(rank)]):
-                        self.heard[rank] = int(self._store.get(self._key_of(rank)))
+                    if theirs := stored_value(self._store, self._key_of(rank)):
+                        self.heard[rank] = int(theirs)
                 self.rounds, self._asked_at = self.rounds + 1, time.monotonic()
                 time.sleep(_POLL_S)
         except RuntimeError:  # the process with the store ended

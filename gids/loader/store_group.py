@@ -195,15 +195,15 @@ class StoreGroup:
         sleep_s, warned, ended = 0.0005, False, False
         while True:
             try:
-                # Not store.wait(), which blocks every other thread that uses the store.
-                if self._store.check([key]):
-                    said: dict[str, Any] = json.loads(bytes(self._store.get(key)).decode())
-                    return said
+                value = stored_value(self._store, key)
             except RuntimeError as error:  # the class depends on the store and on torch's version
                 raise RankError(
                     f"the store of the process group does not answer while this rank waits for {name}{at}: "
                     f"its process may have ended ({error})"
                 ) from error
+            if value is not None:
+                said: dict[str, Any] = json.loads(value)
+                return said
             now = time.monotonic()
             if ended:
                 raise RankError(f"{name} has ended (process {process.pid if process else '?'}){at}")
@@ -241,6 +241,14 @@ def different_places(places: Sequence[str], name_of: Callable[[int], str]) -> st
         f"the ranks are at different minibatches: {at}. Every rank must take the same minibatches: load the "
         "same state_dict(), and use the loaders in the same order"
     )
+
+
+def stored_value(store: Any, key: str) -> str | None:
+    """The value of a key of torch's store, or None. Does not wait: store.get() and store.wait() block every
+    other thread that uses the store, and torch before 2.3 has no store.check()."""
+    nothing = "?"  # neither JSON nor a number; what a store compares with, it returns for a missing key
+    value = bytes(store.compare_set(key, nothing, nothing)).decode()
+    return None if value == nothing else value
 
 
 def next_number(what: str) -> int:

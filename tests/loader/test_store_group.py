@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,28 @@ def test_each_hears_what_all_say_and_little_is_left_in_the_store() -> None:
         values = together(groups, lambda g, number=number: g.gather({"said": [number, g.index]}, "here"))  # type: ignore[misc]
         assert values == [[{"said": [number, index]} for index in range(3)]] * 3
         assert store.num_keys() == 3, "of this round"
+
+
+@pytest.mark.parametrize("kind", ["hash", "file", "tcp"])
+def test_each_hears_all_through_any_store_of_torch_2_2(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stores have no check()."""
+    monkeypatch.delattr(dist.Store, "check", raising=False)
+    store = {
+        "hash": HashStore,
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+        "tcp": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True),
+    }[kind]()
+    groups = make(dist.PrefixStore("prefix", store))
+    for number in range(3):
+        assert (
+            together(groups, lambda g, number=number: g.gather([number, g.index]))
+            == [  # type: ignore[misc]
+                [[number, index] for index in range(3)]
+            ]
+            * 3
+        )
 
 
 def test_one_alone_hears_itself() -> None:
@@ -133,7 +156,7 @@ def test_processes_are_known_once_all_have_met() -> None:
 
 def test_a_store_that_does_not_answer_is_an_error() -> None:
     class Gone(HashStore):
-        def check(self, keys: list[str]) -> bool:
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
             raise RuntimeError("Connection reset by peer")
 
     with pytest.raises(RankError, match="store of the process group does not answer while this rank waits"):
