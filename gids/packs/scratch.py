@@ -5,6 +5,7 @@ Used for packs and for spooled minibatches. Each file is striped over all direct
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -267,7 +268,8 @@ class ScratchFile:
 def _free(fds: Sequence[int]) -> None:
     """Close files. They are cut first: a child process that was forked meanwhile has them open, too."""
     for fd in fds:
-        os.ftruncate(fd, 0)
+        with contextlib.suppress(OSError):  # Btrfs needs space to cut a file
+            os.ftruncate(fd, 0)
         os.close(fd)
 
 

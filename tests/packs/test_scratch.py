@@ -108,6 +108,19 @@ def test_a_file_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
     assert not scratch_files(tmp_path)
 
 
+def test_a_file_that_cannot_be_cut_is_closed(several: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*_: int) -> None:  # Btrfs, where a quota is used up
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    file = Scratch(several, 1 << 20).open()
+    fds = list(file.fds)
+    monkeypatch.setattr(os, "ftruncate", cut)
+    file.close()
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
 @pytest.mark.parametrize("reads", ["packs", "sweep", "", None, 3, ["pack"]])
 def test_other_reads_are_refused(path: Path, reads: Any) -> None:
     with pytest.raises(ValueError, match="reads must be one of auto, random, pack"):
