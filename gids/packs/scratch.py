@@ -199,7 +199,8 @@ class ScratchFile:
         return self.directories[offset // _STRIPE % len(self.fds)]
 
     def reserve(self, nbytes: int) -> None:
-        """Make the file at least this long, with its blocks. Raises ScratchFull.
+        """Make the file at least this long, with its blocks where the file system reserves them. Raises
+        ScratchFull.
 
         If there is no room, spare files are closed, unless this is one.
         """
@@ -259,6 +260,9 @@ class ScratchFile:
         try:
             os.posix_fallocate(fd, begin, more)
         except OSError as error:
+            if error.errno == errno.EINVAL and self.direct:
+                # ext2 and ext3 reserve no blocks: the C library writes to each, but not directly.
+                return os.ftruncate(fd, begin + more)
             if error.errno != errno.ENOSPC:
                 raise
             self._scratch.wait_for_space()

@@ -121,6 +121,19 @@ def test_a_file_that_cannot_be_cut_is_closed(several: list[Path], monkeypatch: p
             os.fstat(fd)
 
 
+def test_a_file_system_that_reserves_nothing(several: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def reserve(*_: int) -> None:  # ext2 and ext3, where a file is direct
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    file = Scratch(several, 2 << 20).open()
+    if not file.direct:
+        pytest.skip("no direct I/O here")
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    file.reserve(5 << 18)
+    assert [os.fstat(fd).st_size for fd in file.fds] == [1 << 20, 1 << 18, 0]
+    file.close()
+
+
 @pytest.mark.parametrize("reads", ["packs", "sweep", "", None, 3, ["pack"]])
 def test_other_reads_are_refused(path: Path, reads: Any) -> None:
     with pytest.raises(ValueError, match="reads must be one of auto, random, pack"):
