@@ -108,10 +108,11 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _print_anywhere() -> None:
-    """Replace characters that the output's encoding lacks, instead of failing."""
+    """Replace characters that the output's encoding lacks, instead of failing. Paths keep their bytes."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
 
 
 def _one_line(error: Exception) -> str:

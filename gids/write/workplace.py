@@ -130,6 +130,13 @@ class Workplace:
         for directory in stripe_dirs:
             if not directory.is_dir():
                 raise FileNotFoundError(f"stripe directory {directory} does not exist")
+            try:
+                str(directory.resolve()).encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"stripe directory {directory} has a name that is not UTF-8, which a manifest cannot "
+                    "have: choose another directory"
+                ) from None
             for own in (self.path, self.partial):
                 if directory.resolve().is_relative_to(own.resolve()):
                     raise ValueError(

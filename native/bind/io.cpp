@@ -1,5 +1,6 @@
 // Python's view of the I/O engines. Called by module.cpp; the cache's binding passes Engine on.
 #include <algorithm>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -8,6 +9,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -120,16 +122,16 @@ void inject_faults(io::Engine& engine, const std::vector<std::tuple<u32, u64, in
   engine.inject_faults(std::move(list));
 }
 
-std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vector<std::string>& paths, u32 depth,
+std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vector<std::filesystem::path>& paths, u32 depth,
                                         u32 threads, u32 rings, bool direct, u32 max_read_bytes,
                                         u32 max_merge_bytes, std::vector<int> descriptors) {
-  return io::open_engine(kind, paths,
+  return io::open_engine(kind, {paths.begin(), paths.end()},
                          {depth, threads, max_read_bytes, max_merge_bytes, direct, rings, std::move(descriptors)});
 }
 
 // (file system, alignment) of a file opened for direct I/O or not.
-std::tuple<std::string, u32> probe_file(const std::string& path, bool direct) {
-  const io::File file(path, direct);
+std::tuple<std::string, u32> probe_file(const std::filesystem::path& path, bool direct) {
+  const io::File file(path.string(), direct);
   return {io::file_system_name(file.fd()), file.alignment()};
 }
 
@@ -140,7 +142,8 @@ void bind_io(nb::module_& m) {
     try {
       std::rethrow_exception(p);
     } catch (const std::system_error& e) {  // OSError picks the subclass: FileNotFoundError, PermissionError, …
-      PyErr_SetObject(PyExc_OSError, nb::make_tuple(e.code().value(), e.what()).ptr());
+      const auto text = nb::steal(PyUnicode_DecodeFSDefault(e.what()));  // it may name a path, of any bytes
+      PyErr_SetObject(PyExc_OSError, nb::make_tuple(e.code().value(), text).ptr());
     }
   });
 

@@ -1,9 +1,10 @@
 // gids._core: checksums, and passes over edges. Every call here releases the GIL and keeps nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/filesystem.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 
 #include "bind/bind.h"
@@ -137,15 +138,16 @@ void bind_mapped_files(nb::module_& m) {
     try {
       std::rethrow_exception(thrown);
     } catch (const store::MapFault& fault) {
+      const auto path = nb::steal(PyUnicode_DecodeFSDefault(fault.path.c_str()));
       const nb::object error =
-          nb::module_::import_("gids.errors").attr("StorageError")(fault.error, fault.what(), fault.path, fault.offset);
+          nb::module_::import_("gids.errors").attr("StorageError")(fault.error, fault.what(), path, fault.offset);
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
     }
   });
   // An array, not a bound object: nanobind calls objects leaked that a framework keeps until the process ends.
   m.def("map_file",
-        [](int fd, u64 bytes, std::string path) {
-          auto* file = new store::MappedFile(fd, bytes, std::move(path));
+        [](int fd, u64 bytes, const std::filesystem::path& path) {
+          auto* file = new store::MappedFile(fd, bytes, path.string());
           const nb::capsule owner(file, [](void* p) noexcept { delete static_cast<store::MappedFile*>(p); });
           const auto* data = reinterpret_cast<const uint8_t*>(file->data());
           return nb::make_tuple(nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(data, {bytes}, owner), file->fd());

@@ -3,7 +3,10 @@
 tests/store/test_part_checks.py flips a bit in every file.
 """
 
+import io
 import os
+import shutil
+import sys
 import tempfile
 
 import numpy as np
@@ -50,6 +53,15 @@ def test_valid_dataset_has_no_faults(dataset, capfd):
     with pytest.raises(SystemExit):
         run(dataset, "--workers", "0")
     assert "argument --workers: '0' is not a whole number of 1 or more" in capfd.readouterr().err
+
+
+def test_a_path_of_any_bytes(dataset, tmp_path, monkeypatch):
+    path = tmp_path / os.fsdecode(b"\xff.gids")
+    shutil.copytree(dataset, path)
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    monkeypatch.setattr(sys, "stdout", printed)
+    assert main(["verify", str(path), "--allow-dir", str(dataset.parent / "ssd")]) == 0
+    assert printed.buffer.getvalue() == os.fsencode(f"{path}: no faults\n")
 
 
 def test_fault_in_a_page_is_reported_with_page_and_rows(dataset, capsys):

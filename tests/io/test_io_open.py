@@ -204,6 +204,22 @@ def test_probe_agrees_with_the_engine(shards: list[Path]) -> None:
     assert "refuses direct I/O" in refused["direct_note"]
 
 
+def test_a_path_may_have_any_bytes(shards: list[Path], tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    file = folder / "shard.bin"
+    shutil.copy(shards[0], file)
+    assert gids.io.probe(file) == gids.io.probe(shards[0])
+    with gids.io.open_engine([file], kind) as engine:
+        out = np.empty((1, PAGE), np.uint8)
+        assert not engine.read(np.zeros(1, np.uint32), np.zeros(1, np.int64), PAGE, out).any()
+    assert out.tobytes() == file.read_bytes()[:PAGE]
+    file.unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        gids.io.open_engine([file], kind)
+    assert str(file) in str(caught.value)
+
+
 def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path], tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,9 @@ from pathlib import Path
 import emulator
 import pytest
 from forks import Fork
+
+from gids import _core
+from gids.errors import StorageError
 
 CASES = 68
 """Cases that the program has, at least: it must not end early without an error."""
@@ -29,6 +34,17 @@ def test_readers_of_a_file_that_ends_early_raise_storage_error(tmp_path: Path) -
     results = [line for line in done.stdout.splitlines() if line.startswith("case ")]
     assert [line for line in results if not line.endswith(": ok")] == []
     assert len(results) >= CASES
+
+
+def test_an_error_names_a_path_of_any_bytes(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"\xff")
+    file.write_bytes(bytes(8192))
+    with open(file, "r+b") as opened:
+        mapped, _ = _core.map_file(opened.fileno(), 8192, os.fspath(file))
+        opened.truncate(0)
+        with pytest.raises(StorageError) as caught, _core.MapGuard():
+            bytes(mapped)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENODATA, str(file))
 
 
 FOREIGN = """

@@ -110,6 +110,14 @@ def test_replacing_a_striped_dataset_removes_its_old_shards(tmp_path, disks):
     assert list(verify(tmp_path / "a.gids", allow_dirs=disks)) == []
 
 
+def test_a_stripe_directory_that_a_manifest_cannot_name_is_refused_before_anything_is_written(tmp_path):
+    directory = tmp_path / os.fsdecode(b"\xff")
+    directory.mkdir()
+    with pytest.raises(ValueError, match="has a name that is not UTF-8"):
+        DatasetWriter(tmp_path / "a.gids", stripe=[directory])
+    assert [*tmp_path.iterdir()] == [directory]
+
+
 def test_stripe_directories_of_a_dataset_without_tables_stay_empty(tmp_path, disks):
     with DatasetWriter(tmp_path / "a.gids", stripe=disks) as writer:
         writer.write_labels("n", torch.arange(3))
