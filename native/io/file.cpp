@@ -131,7 +131,8 @@ void File::map() {
   struct stat s{};
   if (fstat(fd_, &s) != 0) throw error(errno, "cannot stat " + path_);
   if (s.st_size == 0) return;
-  void* m = mmap(nullptr, static_cast<size_t>(s.st_size), PROT_READ, MAP_SHARED, fd_, 0);
+  // Private: FUSE may refuse other maps. Nothing is written, so no page is copied.
+  void* m = mmap(nullptr, static_cast<size_t>(s.st_size), PROT_READ, MAP_PRIVATE, fd_, 0);
   if (m == MAP_FAILED) throw error(errno, "cannot map " + path_);
   map_ = static_cast<std::byte*>(m);
   map_bytes_ = static_cast<u64>(s.st_size);

@@ -123,7 +123,7 @@ u64 retry() {
   for (MapSlot* slot = slots.load(); slot; slot = slot->next) {
     const u64 faults = slot->faults.load();
     if (!slot->used || faults == slot->retried.load()) continue;
-    if (map_over(slot->begin.load(), slot->end.load(), MAP_SHARED, slot->fd)) slot->retried.store(faults);
+    if (map_over(slot->begin.load(), slot->end.load(), MAP_PRIVATE, slot->fd)) slot->retried.store(faults);
     else every = false;
   }
   if (every) all_retried.store(seen);
@@ -145,7 +145,8 @@ MappedFile::MappedFile(int fd, u64 bytes, std::string path) : bytes_(bytes) {
   MapGuard::prepare();
   const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (copy < 0) throw std::system_error(errno, std::generic_category(), "cannot duplicate the descriptor of " + path);
-  void* const m = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, copy, 0);
+  // Private: FUSE may refuse other maps. Nothing is written, so no page is copied.
+  void* const m = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, copy, 0);
   if (m == MAP_FAILED) {
     const int error = errno;
     close(copy);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,24 @@ def test_an_error_names_a_path_of_any_bytes(tmp_path: Path) -> None:
         with pytest.raises(StorageError) as caught, _core.MapGuard():
             bytes(mapped)
     assert (caught.value.errno, caught.value.filename) == (errno.ENODATA, str(file))
+
+
+def test_a_file_that_fuse_maps_privately_only(tmp_path: Path) -> None:
+    """With FUSE's option direct_io."""
+    folder, place = tmp_path / "folder", tmp_path / "place"
+    folder.mkdir()
+    place.mkdir()
+    (folder / "file").write_bytes(b"abcd" * 1024)
+    command = ["bindfs", "-o", "direct_io", folder, place]
+    if shutil.which("bindfs") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no bindfs here")
+    try:
+        with open(place / "file", "rb") as file:
+            mapped, _ = _core.map_file(file.fileno(), 4096, "file")
+        assert bytes(mapped) == b"abcd" * 1024
+        del mapped
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 FOREIGN = """
