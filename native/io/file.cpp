@@ -31,7 +31,7 @@ std::system_error error(int code, const std::string& text) { return {code, std::
                   "file to a file system that has it, such as ext4 or xfs");
 }
 
-// struct statx as of Linux 6.1, because older system headers lack the last fields.
+// struct statx as of Linux 6.14, because older system headers lack the last fields.
 struct Statx {
   u32 mask, blksize;
   u64 attributes;
@@ -42,10 +42,13 @@ struct Statx {
   u32 rdev_major, rdev_minor, dev_major, dev_minor;
   u64 mnt_id;
   u32 dio_mem_align, dio_offset_align;
-  std::array<u64, 12> spare;
+  u64 subvolume;
+  std::array<u32, 3> atomic_writes;
+  u32 dio_read_offset_align;  // 0: as dio_offset_align
+  std::array<u64, 9> spare;
 };
 static_assert(sizeof(Statx) == 256, "the kernel writes 256 bytes");
-constexpr u32 statx_dio_align = 0x2000;
+constexpr u32 statx_dio_align = 0x2000, statx_dio_read_align = 0x20000;
 
 struct Alignment {
   u32 offset, memory;  // 0: no direct I/O on this file
@@ -54,8 +57,10 @@ struct Alignment {
 // What the kernel says of the file; nothing before Linux 6.1 and on some file systems.
 std::optional<Alignment> stated_alignment(int fd) {
   Statx s{};
-  if (syscall(__NR_statx, fd, "", AT_EMPTY_PATH, statx_dio_align, &s) != 0 || !(s.mask & statx_dio_align)) return {};
-  return Alignment{s.dio_offset_align, s.dio_mem_align};
+  const u32 asked = statx_dio_align | statx_dio_read_align;
+  if (syscall(__NR_statx, fd, "", AT_EMPTY_PATH, asked, &s) != 0 || !(s.mask & statx_dio_align)) return {};
+  // Writes to blocks that files share, as XFS's copies do, must be longer than reads.
+  return Alignment{s.dio_read_offset_align ? s.dio_read_offset_align : s.dio_offset_align, s.dio_mem_align};
 }
 
 // The least power of two from 512 with which a direct read is not refused.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -256,35 +259,41 @@ def call(*command: object) -> str:
     ).stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def coarse_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file on an ext4 file system in a loop device with blocks of 4096 B. Needs root."""
-    if shutil.which("losetup") is None or shutil.which("mkfs.ext4") is None:
-        pytest.skip("no losetup and mkfs.ext4")
-    folder = tmp_path_factory.mktemp("coarse")
+@contextlib.contextmanager
+def new_disk(folder: Path, make: str, size_bytes: int, sector_bytes: int = 512) -> Iterator[Path]:
+    """A file system of this size in a loop device. make: the command that makes it. Needs root."""
+    if shutil.which("losetup") is None or shutil.which(make) is None:
+        pytest.skip(f"no losetup and {make}")
     image, mount = folder / "image", folder / "mount"
     mount.mkdir()
     image.write_bytes(b"")
     with image.open("r+b") as f:
-        f.truncate(32 << 20)
+        f.truncate(size_bytes)
     try:
-        device = call("losetup", "--find", "--show", "--sector-size", BLOCK, image)
+        device = call("losetup", "--find", "--show", "--sector-size", sector_bytes, image)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no loop device: {error.stderr.strip()}")
     try:
-        call("mkfs.ext4", "-q", "-b", BLOCK, device)
+        call(make, "-q", device)
         try:
             call("mount", device, mount)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no mount: {error.stderr.strip()}")
         try:
-            file = mount / "shard.bin"
-            np.random.default_rng(5).integers(0, 256, ROWS * ROW, dtype=np.uint8).tofile(file)
-            yield file
+            yield mount
         finally:
             call("umount", mount)
     finally:
         call("losetup", "--detach", device)
+
+
+@pytest.fixture(scope="module")
+def coarse_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file on an ext4 file system in a loop device with blocks of 4096 B."""
+    with new_disk(tmp_path_factory.mktemp("coarse"), "mkfs.ext4", 32 << 20, BLOCK) as disk:
+        file = disk / "shard.bin"
+        np.random.default_rng(5).integers(0, 256, ROWS * ROW, dtype=np.uint8).tofile(file)
+        yield file
 
 
 def test_rows_smaller_than_a_block_read_the_enclosing_blocks(
@@ -303,3 +312,17 @@ def test_rows_smaller_than_a_block_read_the_enclosing_blocks(
         out = memory(300, ROW)
         assert not engine.read(files[:300], some * ROW, ROW, out).any()
         assert np.array_equal(out, rows[some])
+
+
+def test_a_copy_that_shares_blocks_is_read_in_short_pieces_too(tmp_path: Path) -> None:
+    """On XFS, where `cp` shares them. Only writes to such blocks must be longer."""
+    if tuple(map(int, platform.release().split(".")[:2])) < (6, 14):
+        pytest.skip("the kernel does not state the alignment of reads")
+    with new_disk(tmp_path, "mkfs.xfs", 320 << 20) as disk:
+        file = disk / "shard.bin"
+        file.write_bytes(os.urandom(4 * BLOCK))
+        before = gids.io.probe(file)
+        call("cp", "--reflink=always", file, disk / "copy.bin")
+        assert before["alignment"] == 512
+        for name in ("shard.bin", "copy.bin"):
+            assert gids.io.probe(disk / name) == before
