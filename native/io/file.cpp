@@ -21,14 +21,15 @@ namespace gids::io {
 namespace {
 
 constexpr u32 alignment_max = 1u << 16;
+constexpr u32 btrfs = 0x9123683E;
 
 std::system_error error(int code, const std::string& text) { return {code, std::generic_category(), text}; }
 
 [[noreturn]] void refuse_direct(int fd, const std::string& path) {
   throw error(EINVAL,
               path + ": the " + file_system_name(fd) +
-                  " file system refuses direct I/O (O_DIRECT); open with tuning=gids.Tuning(direct=False), or move the "
-                  "file to a file system that has it, such as ext4 or xfs");
+                  " file system refuses direct I/O (O_DIRECT) here; open with tuning=gids.Tuning(direct=False), or move "
+                  "the file to a file system that has it, such as xfs, or ext4 without data=journal and encryption");
 }
 
 // struct statx as of Linux 6.14, because older system headers lack the last fields.
@@ -63,13 +64,17 @@ std::optional<Alignment> stated_alignment(int fd) {
   return Alignment{s.dio_read_offset_align ? s.dio_read_offset_align : s.dio_offset_align, s.dio_mem_align};
 }
 
-// The least power of two from 512 with which a direct read is not refused.
+// The least power of two from 512 with which a direct read is not refused; on Btrfs, which reads through the page cache
+// what is not aligned to its blocks, the size of these.
 Alignment probed_alignment(int fd) {
+  struct statfs s{};
+  const u32 least = fstatfs(fd, &s) == 0 && static_cast<u32>(s.f_type) == btrfs ? static_cast<u32>(s.f_bsize) : 512;
+  const off_t data = std::max<off_t>(0, lseek(fd, 0, SEEK_DATA));  // a read of a hole is never refused
   std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(alignment_max, 2 * alignment_max), &std::free);
-  for (u32 a = 512; a <= alignment_max; a *= 2) {
+  for (u32 a = least; a <= alignment_max; a *= 2) {
     // Memory that is aligned to `a` and to nothing more, so that a success speaks for it.
     char* odd = static_cast<char*>(buffer.get()) + a;
-    if (pread(fd, odd, a, 0) >= 0) return {a, a};
+    if (pread(fd, odd, a, data / a * a) >= 0) return {a, a};
     if (errno != EINVAL) break;
   }
   return {0, 0};
@@ -83,7 +88,7 @@ std::string file_system_name(int fd) {
     const char* name;
   };
   static constexpr Name names[] = {
-      {0xEF53, "ext4"},         {0x58465342, "xfs"},      {0x9123683E, "btrfs"}, {0x01021994, "tmpfs"},
+      {0xEF53, "ext4"},         {0x58465342, "xfs"},      {btrfs, "btrfs"}, {0x01021994, "tmpfs"},
       {0x794C7630, "overlay"},  {0x6969, "nfs"},          {0x65735546, "fuse"},  {0x2FC12FC1, "zfs"},
       {0x9FA0, "proc"},         {0x62656572, "sysfs"},    {0xF2F52010, "f2fs"},  {0x01021997, "9p"},
       {0xFF534D42, "cifs"},     {0x858458F6, "ramfs"},    {0x00C36400, "ceph"},  {0x0BD00BD0, "lustre"},

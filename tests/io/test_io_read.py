@@ -8,6 +8,8 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -314,6 +316,55 @@ def test_rows_smaller_than_a_block_read_the_enclosing_blocks(
         assert np.array_equal(out, rows[some])
 
 
+HIDE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+long syscall(long number, ...) {
+  static long (*next)(long, ...);
+  long a[6];
+  va_list arguments;
+  va_start(arguments, number);
+  for (int i = 0; i < 6; i++) a[i] = va_arg(arguments, long);
+  va_end(arguments);
+  if (!next) next = dlsym(RTLD_NEXT, "syscall");
+  if (number == SYS_statx) a[3] = 0;  // what is asked for; the kernel states no alignment then
+  return next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+"""
+
+
+def test_where_the_kernel_does_not_state_the_alignment_a_hole_does_not_tell_it(
+    coarse_file: Path, tmp_path: Path
+) -> None:
+    """Kernels before 6.1. Reads of a hole are aligned enough at any offset, but other reads are not."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "hide.c", tmp_path / "hide.so"
+    source.write_text(HIDE)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    sparse = coarse_file.with_name("sparse.bin")
+    with open(sparse, "wb") as file:
+        file.seek(25 * BLOCK)
+        file.write(coarse_file.read_bytes())
+    script = f"""
+        import numpy as np, gids.io
+        with gids.io.open_engine([{str(sparse)!r}], "threads") as engine:
+            out = np.zeros((9, 512), np.uint8)
+            offsets = 25 * 4096 + 512 * np.arange(9)
+            print(engine.alignment, engine.read(np.zeros(9, np.uint32), offsets, 512, out).tolist())
+    """
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(script)],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.strip() == f"{BLOCK} {[0] * 9}", told.stderr
+
+
 def test_a_copy_that_shares_blocks_is_read_in_short_pieces_too(tmp_path: Path) -> None:
     """On XFS, where `cp` shares them. Only writes to such blocks must be longer."""
     if tuple(map(int, platform.release().split(".")[:2])) < (6, 14):
@@ -326,3 +377,11 @@ def test_a_copy_that_shares_blocks_is_read_in_short_pieces_too(tmp_path: Path) -
         assert before["alignment"] == 512
         for name in ("shard.bin", "copy.bin"):
             assert gids.io.probe(disk / name) == before
+
+
+def test_btrfs_is_read_in_whole_blocks(tmp_path: Path) -> None:
+    """It reads others through the page cache, without an error."""
+    with new_disk(tmp_path, "mkfs.btrfs", 120 << 20) as disk:
+        file = disk / "shard.bin"
+        file.write_bytes(os.urandom(4 * BLOCK))
+        assert gids.io.probe(file)["alignment"] == os.statvfs(disk).f_bsize
