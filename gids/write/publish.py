@@ -28,6 +28,7 @@ import ctypes
 import errno
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -186,7 +187,8 @@ def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = F
     """Step 4. The caller is the only writer of the dataset at `path`. replace: there is a dataset to replace.
     of_parts: see check_replaceable.
 
-    Raises FileExistsError if `path` is something else, OSError; then nothing has changed.
+    Raises FileExistsError if `path` is something else, StorageError if it cannot be renamed, OSError; then
+    nothing has changed.
     """
     new = partial / "dataset"
     if replace:
@@ -194,14 +196,17 @@ def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = F
             check_replaceable(path, of_parts=of_parts)
         except FormatError as error:  # made by another process; the work must not be discarded
             raise FileExistsError(str(error)) from None
-        if not _exchange(new, path):
-            aside = partial / "replaced"
-            os.rename(path, aside)
-            try:
-                os.rename(new, path)
-            except OSError:
-                os.rename(aside, path)
-                raise
+        try:
+            if not _exchange(new, path):
+                aside = partial / "replaced"
+                os.rename(path, aside)
+                try:
+                    os.rename(new, path)
+                except OSError:
+                    os.rename(aside, path)
+                    raise
+        except OSError as error:
+            raise _explained(error, path) from error
     else:
         try:
             os.rename(new, path)
@@ -264,6 +269,22 @@ def _dataset_of(folder: Path) -> str:
         return str(json.loads((folder / _MARK).read_bytes())["dataset"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
+
+
+def _explained(error: OSError, path: Path) -> OSError:
+    """An error of renaming what is at `path`, with what to do."""
+    if error.errno == errno.EXDEV:
+        name, copy = shlex.quote(str(path)), shlex.quote(f"{path}.copy")
+        what = (
+            "a directory in a lower layer of an overlay file system, such as a container's image, cannot be "
+            f"replaced; copy it to the upper layer (mv {name} {copy} && mv {copy} {name}), then run the same "
+            "command again"
+        )
+    elif error.errno == errno.EBUSY:
+        what = "a mount point cannot be replaced; give the dataset another name, which may be inside it"
+    else:
+        return error
+    return StorageError(error.errno, what, path)
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -166,6 +166,11 @@ class Workplace:
 
     def _check_name(self) -> None:
         if os.path.lexists(self.path):
+            if os.path.ismount(self.path):
+                raise FileExistsError(
+                    f"{self.path} is a mount point, which cannot be replaced: give a name inside it, such as "
+                    f"{self.path / 'data.gids'}"
+                )
             if not self._overwrite:
                 raise already_exists(self.path)
             check_replaceable(self.path, of_parts=self._of_parts)

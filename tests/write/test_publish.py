@@ -3,10 +3,13 @@
 test_kills.py kills every command at many calls; these are the named cases.
 """
 
+import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
+import subprocess
 import threading
 from functools import partial
 
@@ -15,6 +18,7 @@ import pytest
 import torch
 from children import killed
 from datasets import damage, read_source, write_dataset
+from full_disk import small_disk
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
@@ -242,6 +246,42 @@ def test_an_interrupt_between_two_renames_keeps_the_old_dataset(tmp_path, monkey
         write(path, overwrite=True)
     assert (tmp_path / "a.gids.partial").exists() == resumable
     assert list(verify(path)) == []
+
+
+def test_a_dataset_in_the_lower_layer_of_an_overlay_is_replaced_after_the_advice_was_followed(
+    tmp_path, source
+):
+    folders = lower, *_, place = [tmp_path / name for name in ("lower", "upper", "work", "place")]
+    for folder in folders:
+        folder.mkdir()
+    write_dataset(lower / "a.gids")
+    layers = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
+    command = ["mount", "-t", "overlay", "-o", f"redirect_dir=off,{layers}", "overlay", place]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("cannot mount an overlay here")
+    try:
+        path = place / "a.gids"
+        with pytest.raises(StorageError, match="lower layer of an overlay file system") as caught:
+            converted(source, path, overwrite=True)
+        assert caught.value.errno == errno.EXDEV
+        assert list(verify(path)) == []
+        [advice] = re.findall(r"upper layer \((mv .*)\), then", str(caught.value))
+        subprocess.run(advice, shell=True, check=True)
+        said = []
+        converted(source, path, said, overwrite=True)
+        assert "resuming an unfinished conversion" in said
+        assert list(FeatureStore(path).tables) == ["_N.feat"]
+        assert os.listdir(place) == ["a.gids"]
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_mount_point_is_refused_before_the_conversion():
+    with small_disk("1m") as place:
+        for overwrite in (False, True):
+            with pytest.raises(FileExistsError, match="is a mount point, which cannot be replaced"):
+                DatasetWriter(place, overwrite=overwrite)
+        assert not place.with_name(f"{place.name}.partial").exists()
 
 
 def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, source):
