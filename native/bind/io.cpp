@@ -122,8 +122,8 @@ void inject_faults(io::Engine& engine, const std::vector<std::tuple<u32, u64, in
   engine.inject_faults(std::move(list));
 }
 
-std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vector<std::filesystem::path>& paths, u32 depth,
-                                        u32 threads, u32 rings, bool direct, u32 max_read_bytes,
+std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vector<std::filesystem::path>& paths,
+                                        u32 depth, u32 threads, u32 rings, bool direct, u32 max_read_bytes,
                                         u32 max_merge_bytes, std::vector<int> descriptors) {
   return io::open_engine(kind, {paths.begin(), paths.end()},
                          {depth, threads, max_read_bytes, max_merge_bytes, direct, rings, std::move(descriptors)});

@@ -28,8 +28,9 @@ std::system_error error(int code, const std::string& text) { return {code, std::
 [[noreturn]] void refuse_direct(int fd, const std::string& path) {
   throw error(EINVAL,
               path + ": the " + file_system_name(fd) +
-                  " file system refuses direct I/O (O_DIRECT) here; open with tuning=gids.Tuning(direct=False), or move "
-                  "the file to a file system that has it, such as xfs, or ext4 without data=journal and encryption");
+                  " file system refuses direct I/O (O_DIRECT) here; open with tuning=gids.Tuning(direct=False), or "
+                  "move the file to a file system that has it, such as xfs, or ext4 without data=journal and "
+                  "encryption");
 }
 
 // struct statx as of Linux 6.14, because older system headers lack the last fields.
