@@ -306,12 +306,12 @@ class PackSwitch(Generic[T]):
         """To sample further; None without scratch. first: those that are sampled. next_epoch: the source of
         the next epoch."""
         packs, before = self._packs, self._sampled
-        if packs.scratch is None:
-            self._only_random = True
-            self._learned.read_at_random("there is no scratch")
-            return None
         base = self._base if before is None else before.base + len(before.spool)
         try:
+            if packs.scratch is None:
+                self._only_random = True
+                self._learned.read_at_random("there is no scratch")
+                return None
             sampled = SampledAhead(
                 self._source if next_epoch is None else next_epoch,
                 self._ids_of,

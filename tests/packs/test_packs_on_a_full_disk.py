@@ -13,10 +13,19 @@ from typing import Any
 import pytest
 import torch
 from full_disk import fail_at
-from packs_example import assert_all_same, assert_same, cut_small, open_loader, open_source, scratch_files
+from packs_example import (
+    assert_all_same,
+    assert_same,
+    consider_packs,
+    cut_small,
+    open_loader,
+    open_source,
+    scratch_files,
+    take_over_at,
+)
 
 import gids
-from gids.packs import PackMachine, Scratch, ScratchFull, Spool, Superbatch, spool
+from gids.packs import DiskRates, PackMachine, Scratch, ScratchFull, Spool, Superbatch, spool
 from gids.sampler import Minibatch
 
 
@@ -82,6 +91,29 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
             assert len(list(loader)) == len(expected)  # which does not try again
             assert len(warnings_of(caplog)) == 1
     assert not scratch_files(path)
+
+
+@pytest.mark.parametrize("reads", ["auto", "pack"])
+def test_a_scratch_directory_that_is_gone_after_opening(
+    path: Path,
+    epochs: list[list[Minibatch]],
+    reads: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if reads == "auto":
+        consider_packs(monkeypatch, DiskRates(4096, 10.0, 1e9, 1e9), early=2)
+        take_over_at(monkeypatch, 3)
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    with open_source(path, reads, scratch=directory) as source, open_loader(source) as loader:
+        directory.rmdir()
+        for expected in epochs[:2]:
+            assert_all_same(expected, loader)
+    [warning] = warnings_of(caplog)
+    assert "packs cannot be used" in warning
+    assert str(directory) in warning
 
 
 def test_a_minibatch_for_whose_copy_there_is_no_memory_is_not_lost(
