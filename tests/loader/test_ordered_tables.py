@@ -164,6 +164,19 @@ def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, t
         RowTrace(tmp_path / "pages.trace")
 
 
+def test_device_memory_has_room_for_the_positions_of_rows(
+    device: Device, cuda_is: Callable[[Device], None], store: FeatureStore
+) -> None:
+    cuda_is(device)
+    options = {"device_memory": 1 << 24, "staging": 1 << 20, "window": 3, "planned": 1}
+    batches = [{PAPERS: torch.arange(i, i + 100)} for i in range(8)]
+    with feature_loader(store, [PAPERS], device="cuda", minibatch_rows=100, **options) as loader:
+        for _ in loader.attach(batches, ids_of):
+            plan = loader._placement.plan
+            assert plan is not None
+            assert loader.stats()["memory"]["window"] <= plan.purposes["window"]
+
+
 def test_which_rows_are_held_goes_by_ids(path: Path, store: FeatureStore) -> None:
     table = store.table(PAPERS)
     ids = torch.tensor([3, 77, 500])

@@ -283,10 +283,12 @@ class DeviceBudget(Budget):
         outputs: one per planned minibatch, one that the consumer holds, and one that the device still uses.
         """
         misses = sum(miss_bytes(min(t.page_count, sizes.rows[t.name])) for t in self.tables)
+        # Of tables that have an order, a minibatch holds the positions of its rows beside their ids.
+        numbers = sum(sizes.rows[t.name] * (1 if t.order is None else 2) for t in self.tables)
         purposes = {
             "page tables": sum(8 * t.page_count for t in self.tables),
             "outputs": self._output_bytes(sizes) * (sizes.planned_batches + 2),
-            "window": 8 * sum(sizes.rows.values()) * sizes.live_batches,
+            "window": 8 * numbers * sizes.live_batches,
             "scratch": misses * sizes.planned_batches + self.bounce_bytes + SMALL_BYTES,
         }
         if orders := order_bytes(self.tables):
