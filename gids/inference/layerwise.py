@@ -39,7 +39,7 @@ from gids.inference.layers import (
 )
 from gids.io import queue_depth
 from gids.loader import FeatureLoader
-from gids.loader.memory import round_buffers_bytes
+from gids.loader.memory import request_queue_bytes
 from gids.loader.options import explain_names
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
@@ -395,12 +395,12 @@ class Run:
 
     def _fixed_bytes(self, inputs: Inputs) -> int:
         """Bytes of the page tables and the bounce pool; on a device of row orders, counters and buffers."""
-        tables = list(inputs.tables.values())
+        tables, options = list(inputs.tables.values()), self._source.options
         pages_bytes = sum(8 * t.page_count for t in tables)
         if self._device.type == "cuda":
-            return pages_bytes + order_bytes(tables) + SMALL_BYTES + round_buffers_bytes(self._source.options)
+            queue = request_queue_bytes(options, tables) if tables else 0
+            return pages_bytes + order_bytes(tables) + SMALL_BYTES + queue
         shards = [shard for t in tables for shard in t.shard_paths]
-        options = self._source.options
         depth = options.queue_depth or queue_depth(shards, options.engine)
         bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
         return int(bounce + pages_bytes)

@@ -479,10 +479,11 @@ class HostPlacement(Placement):
         return purposes | kept
 
 
-def round_buffers_bytes(options: Options) -> int:
-    """Device memory of the buffers for rounds of reads."""
+def request_queue_bytes(options: Options, tables: Sequence[Table]) -> int:
+    """Device memory of the request queue, and of the buffers for rounds of its reads."""
+    slots = options.staging // max(t.page_bytes for t in tables)
     buffers = 1 if options.wait == "warp" else COPY_BUFFERS if options.transfer == "copy" else 0
-    return buffers * options.staging // options.rounds
+    return 8 * slots + buffers * (options.staging + 8 * slots) // options.rounds
 
 
 class DevicePlacement(Placement):
@@ -509,7 +510,7 @@ class DevicePlacement(Placement):
         budget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=round_buffers_bytes(options),
+            bounce_bytes=request_queue_bytes(options, tables),
             memory_bytes=memory_bytes,
             cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,

@@ -195,6 +195,20 @@ def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path
         assert memory["page tables"] == 8 * sum(t.page_count for t in loader.tables)
 
 
+@pytest.mark.parametrize(("wait", "transfer"), [("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")])
+def test_device_memory_has_room_for_a_request_queue_of_short_pages(
+    on: Device, tmp_path: Path, wait: Any, transfer: Any
+) -> None:
+    with DatasetWriter(tmp_path / "short.gids") as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(100, 100), page_bytes=512)
+    options = {**STAGING, "device_memory": 1 << 23, "wait": wait, "transfer": transfer}
+    with feature_loader(tmp_path / "short.gids", ["paper.feat"], device="cuda", **options) as loader:
+        next(loader.attach([{"paper.feat": torch.arange(50)}], ids_of))
+        cache: Any = loader._cache
+        room = loader._placement._budget.bounce_bytes + 1024  # and a little for the pair
+        assert cache.memory()["queue"] + cache._reads.nbytes <= room
+
+
 def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(
     on: Device, path: Path, source: Ids, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -254,7 +254,7 @@ def row_copy(form: RowForm) -> tuple[int, int, int]:
 
 
 SMALL_BYTES = 1 << 20
-"""Upper bound of the counters, the histograms and the rings of the request queue."""
+"""Upper bound of the counters, the histograms and what each pair of the request queue takes."""
 
 OWNER_BYTES = 8
 """Device memory per line beside its page: the number of the page that it holds."""
