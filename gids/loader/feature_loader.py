@@ -510,7 +510,7 @@ class FeatureLoader(Closing):
         """Rows of a table that the cache holds now: bool[row_count] on the CPU, for LocalityBias.
 
         Call it between epochs: while a stream is open, the result depends on the moment. On CUDA it counts
-        the lines on the device, and blocks until they are read. All False before the first minibatch.
+        lines in host memory, too, and blocks until all are read. All False before the first minibatch.
         Raises KeyError for a table that this loader does not load, ValueError after close().
         """
         loaded = next((t for t in self.tables if t.name == table), None)
