@@ -27,7 +27,7 @@ from gids.cache.budget import available_bytes
 from gids.errors import FormatError, StorageError
 from gids.io import drop_page_cache, open_engine
 from gids.io.disks import RING_READS_PER_S, ring_count
-from gids.io.engine import probe
+from gids.io.engine import direct_works, probe
 from gids.loader import FeatureLoader, Tuning
 from gids.loader.source import open as open_source
 from gids.measure.isolation import cached_share, cpu_seconds, device_bytes_read
@@ -353,11 +353,6 @@ def _random_reads(
                     break
             taken += time.perf_counter() - begun
     return RawReads(done / taken, passes)
-
-
-def direct_works(paths: Sequence[str | os.PathLike[str]]) -> bool:
-    """Whether all files support direct I/O."""
-    return all(bool(probe(path)["direct"]) for path in paths)
 
 
 def why_warm(paths: Sequence[str | os.PathLike[str]]) -> str:

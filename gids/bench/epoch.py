@@ -19,6 +19,7 @@ from gids.bench import text
 from gids.bench.arguments import check_known, open_table
 from gids.bench.report import Report, Session
 from gids.bench.sampling import endless, input_nodes, make_sampler
+from gids.io.engine import direct_works
 from gids.loader.counting import describe_choices
 from gids.measure import sides
 from gids.measure.features import why_no_array
@@ -72,6 +73,8 @@ def measure(session: Session) -> None:
             f'"{PLAIN}" reads up to {format_bytes(around)} for each missing page, which is the read-ahead of '
             f'this disk (read_ahead_kb); "{ADVISED}" reads only the page'
         )
+    if not direct_works([path for chosen in task.tables for path in chosen.shard_paths]):
+        report.note("the file system has no direct I/O: gids reads through the page cache, too")
     comparison = sides.Comparison(limited=not no_limit, say=report.note)
     ours = _config(store, task, session)
     configs = {

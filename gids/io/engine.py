@@ -223,6 +223,11 @@ def probe(path: str | os.PathLike[str]) -> dict[str, Any]:
     }
 
 
+def direct_works(paths: Sequence[str | os.PathLike[str]]) -> bool:
+    """Whether all files support direct I/O."""
+    return all(bool(probe(path)["direct"]) for path in paths)
+
+
 def drop_page_cache(path: str | os.PathLike[str]) -> None:
     """Drop the clean pages of a file, or of every file below a directory, from the page cache.
 

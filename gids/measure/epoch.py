@@ -34,6 +34,7 @@ import dgl
 from torch import Tensor, nn
 
 from gids.cache.output_dtype import out_dtype_of
+from gids.io.engine import direct_works
 from gids.measure.features import KeptRows, map_array
 from gids.measure.isolation import (
     OwnPeak,
@@ -173,12 +174,14 @@ class Side:
         arguments = self.graph, self._seeds(self.train_ids), sampler
         options: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True}
         if config.side == "gids":
+            shards = [path for table in self.tables.values() for path in table.shard_paths]
             source = gids.open(
                 self.store,
                 memory=config.gids_memory_bytes,
                 window=config.window,
                 reads=config.reads,
                 scratch=config.scratch or None,
+                tuning=gids.Tuning(direct=direct_works(shards)),
             )
             return gids.dgl.DataLoader(*arguments, gids=source, **options)
         for ntype, table in self.tables.items():

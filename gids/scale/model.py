@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gids.bench.bandwidth import direct_works
+from gids.io.engine import direct_works
 from gids.packs.costs import measure_rates
 from gids.scale.curves import Curves, Point
 from gids.store import Table

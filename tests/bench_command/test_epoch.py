@@ -16,6 +16,7 @@ from gids.bench import epoch
 from gids.bench.epoch import choose_task
 from gids.cli import arguments
 from gids.convert.synthetic import GraphSpec, write_graph
+from gids.loader import source
 from gids.loader.options import Reads
 from gids.measure.features import map_array, why_no_array
 from gids.measure.isolation import FreshProcessOutOfMemory
@@ -38,6 +39,26 @@ def test_reads_by_packs_are_described(dataset, bench, tmp_path, monkeypatch):
     assert "hit_ratio" not in metrics
     assert "note: gids read 3 minibatches by pack reads in " in said
     assert "(predicted: pack " in said
+
+
+def test_without_direct_io_gids_reads_through_the_page_cache(dataset, bench, monkeypatch):
+    train_here(monkeypatch)
+    opened, open_source = [], source.open
+
+    def refused(path, *, direct):
+        if direct:
+            raise OSError(errno.EINVAL, "the file system refuses direct I/O")
+        return "squashfs", 1
+
+    def recorded(*arguments, **options):
+        opened.append(options["tuning"].direct)
+        return open_source(*arguments, **options)
+
+    monkeypatch.setattr("gids._core.probe_file", refused)
+    monkeypatch.setattr("gids.measure.epoch.gids.open", recorded)
+    said, _ = bench("epoch", dataset, *SMALL, "--sides", "gids")
+    assert set(opened) == {False}
+    assert "note: the file system has no direct I/O: gids reads through the page cache, too" in said
 
 
 def test_reads_has_the_values_of_gids_open():
