@@ -1,4 +1,4 @@
-"""Disks that are full: a small file system, and a scratch disk that fills up."""
+"""Disks that are full: a small file system, and a scratch disk that fills up; and file systems in layers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,24 @@ def small_disk(size: str) -> Iterator[Path]:
         ).returncode
     ):
         pytest.skip("cannot mount a small file system here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+        place.rmdir()
+
+
+@contextlib.contextmanager
+def overlay(lower: Path, upper: Path) -> Iterator[Path]:
+    """A new overlay of two directories, as a container has it. Skips if mounting is not allowed."""
+    place = Path(tempfile.mkdtemp())
+    folders = [upper / "changes", upper / "work"]
+    for folder in folders:
+        folder.mkdir()
+    layers = f"lowerdir={lower},upperdir={folders[0]},workdir={folders[1]}"
+    command = ["mount", "-t", "overlay", "-o", f"xino=off,redirect_dir=off,{layers}", "overlay", place]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("cannot mount an overlay here")
     try:
         yield place
     finally:

@@ -208,9 +208,13 @@ def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path] = ()
         directories.setdefault(device, directory)
     needed_bytes = totals.total()
     for root in written:
-        statuses = [file.stat() for file in root.rglob("*") if file.is_file()]
-        for status in {status.st_ino: status for status in statuses}.values():  # once with several names
-            totals[status.st_dev] -= status.st_blocks * 512
+        files: dict[int, tuple[int, int]] = {}  # by inode, because a file may have several names
+        for folder, _, names in os.walk(root):
+            device = os.stat(folder).st_dev  # in an overlay, that of its files may be another
+            for status in (os.lstat(os.path.join(folder, name)) for name in names):
+                files[status.st_ino] = device, status.st_blocks * 512
+        for device, size_bytes in files.values():
+            totals[device] -= size_bytes
     for device, directory in directories.items():
         disk = os.statvfs(directory)
         free = disk.f_bavail * disk.f_frsize

@@ -11,11 +11,12 @@ import pytest
 import torch
 from children import ended
 from datasets import write_dataset
-from full_disk import small_disk
+from full_disk import overlay, small_disk
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.store import GeneratedRows, verify
 from gids.write import DatasetWriter, edge_list
+from gids.write.files import check_space
 from gids.write.journal import Journal
 
 ROWS = torch.arange(2000, dtype=torch.float32)[:, None].repeat(1, 256)
@@ -266,6 +267,15 @@ def test_full_disk_raises_and_publishes_nothing(key):
             with again:
                 again.write_table("node", "n", "k", ROWS)
             assert torch.equal(FeatureStore(place / "a.gids").read_rows(range(2000)), ROWS)
+
+
+def test_what_is_written_needs_no_room_in_an_overlay_of_two_disks_either(tmp_path):
+    with small_disk("5m") as disk, overlay(tmp_path, disk) as place:
+        (place / "written").mkdir()
+        (place / "written/file").write_bytes(bytes(3 << 20))
+        assert check_space([(place, 4 << 20)], [place / "written"]) == 4 << 20
+        with pytest.raises(StorageError, match="not enough room"):
+            check_space([(place, 7 << 20)], [place / "written"])
 
 
 @pytest.mark.parametrize("inodes", [1, 2])
