@@ -98,6 +98,7 @@ class FeatureLoader(Closing):
         minibatch_rows: int | Mapping[str, int] | None = None,
         observer: Observer | None = None,
     ) -> None:
+        self._pid = os.getpid()
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
         self.source = as_source(source, self._opened)
         self._options = options = self.source.options
@@ -188,8 +189,11 @@ class FeatureLoader(Closing):
         return DevicePlacement(device, self._engine, self.tables, options, memory_bytes, self.dtype, expected)
 
     def check_device(self) -> None:
-        """Raise RuntimeError while a CUDA graph is captured: no minibatch can be taken then."""
+        """Raise RuntimeError while a CUDA graph is captured, and in a forked child, which has neither the
+        device nor the memory that it reads: no minibatch can be taken there."""
         if self.cuda_device is not None:
+            if os.getpid() != self._pid:
+                raise RuntimeError("this loader was opened before a fork: call gids.open() in this process")
             self.cuda_device.check_not_capturing()
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import ended
 from datasets import random_in_edges
 from emulator import EmulatedDevice, EmulatedStream
 from late_device import WITHOUT_MEMORY, LateDevice, LateEvent
@@ -124,6 +125,28 @@ def test_a_forked_child_closes_a_loader_that_another_thread_reads_through(
         may_go_on.set()
         second.join()
         assert status == 0
+
+
+def test_a_forked_child_can_take_no_minibatch(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    """Without an iterator, with an open one, and with one that reads without lookahead."""
+    cuda_is(EmulatedDevice())
+    options: dict[str, Any] = {"device_memory": 1 << 25, "reads": "random", **STAGING}
+    with feature_loader(path, list(source), device="cuda", **options) as loader:
+        slow, fast, new = (loader.attach(minibatches(4, most=100), ids_of) for _ in range(3))
+        for stream in (slow, fast):
+            next(stream)
+
+        def take() -> None:
+            for stream in (slow, fast, new):
+                with pytest.raises(RuntimeError, match=r"before a fork: call gids\.open\(\) in this process"):
+                    next(stream)
+
+        ended(take)
+        for stream in (fast, slow):
+            for minibatch, features in stream:
+                check(source, minibatch, features)
 
 
 @pytest.mark.parametrize("transfer", ["kernel", "copy"])
