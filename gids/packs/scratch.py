@@ -263,7 +263,7 @@ class ScratchFile:
             if error.errno == errno.EINVAL and self.direct:
                 # ext2 and ext3 reserve no blocks: the C library writes to each, but not directly.
                 return os.ftruncate(fd, begin + more)
-            if error.errno != errno.ENOSPC:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             self._scratch.wait_for_space()
             os.posix_fallocate(fd, begin, more)

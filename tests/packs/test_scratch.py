@@ -255,7 +255,7 @@ def test_a_long_file_is_kept_for_one_of_about_its_length(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("long_files")
-@pytest.mark.parametrize("full", ["limit", "disk"])
+@pytest.mark.parametrize("full", ["limit", "disk", "quota"])
 def test_the_file_that_is_kept_makes_room_for_others(
     tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,10 +267,10 @@ def test_the_file_that_is_kept_makes_room_for_others(
 
     def allocate_if_alone(fd: int, begin: int, nbytes: int) -> None:
         if len(scratch_files(tmp_path)) > 1:
-            raise OSError(errno.ENOSPC, "full")
+            raise OSError(errno.ENOSPC if full == "disk" else errno.EDQUOT, "full")
         allocate(fd, begin, nbytes)
 
-    if full == "disk":
+    if full != "limit":
         monkeypatch.setattr(os, "posix_fallocate", allocate_if_alone)
     other.reserve(50 * BLOCK)
     assert len(scratch_files(tmp_path)) == 1
