@@ -300,13 +300,16 @@ class Workplace:
         """A StorageError with advice if the error means that the disk is full, else None."""
         if error.errno not in _FULL or isinstance(error, StorageError):
             return None
-        free = _free([self.path.parent, *(folder.parent for folder in self.folders)])
+        disks = [self.path.parent, *(folder.parent for folder in self.folders)]
+        # What a quota leaves is not known.
+        figures = [] if error.errno == errno.EDQUOT else [_free(disks)]
         if self.needed_bytes:
-            free += f", {format_bytes(self.needed_bytes)} needed in total"
+            figures.append(f"{format_bytes(self.needed_bytes)} needed in total")
+        room = f" ({', '.join(figures)})" if figures else ""
         cure = "nothing was published; free space and try again, at"
         if self.has_progress:
             cure = "free space and run the same command again to resume, or delete"
-        what = f"{os.strerror(error.errno)} while writing {item} ({free}); {cure}"
+        what = f"{os.strerror(error.errno)} while writing {item}{room}; {cure}"
         return StorageError(error.errno, what, self.partial if self.has_progress else self.path)
 
 

@@ -278,6 +278,16 @@ def test_what_is_written_needs_no_room_in_an_overlay_of_two_disks_either(tmp_pat
             check_space([(place, 7 << 20)], [place / "written"])
 
 
+def test_a_quota_that_is_used_up_is_reported_without_the_free_space_of_the_disk(tmp_path, monkeypatch):
+    def write(*_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "pwrite", write)
+    match = r"^\[Errno 122\] Disk quota exceeded while writing table n\.k; nothing was published; free space"
+    with pytest.raises(StorageError, match=match), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "k", ROWS)
+
+
 @pytest.mark.parametrize("inodes", [1, 2])
 def test_disk_without_inodes_is_reported_at_the_start(inodes):
     with small_disk(f"1m,nr_inodes={inodes}") as place:  # one for the root, one for NAME.partial
