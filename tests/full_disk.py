@@ -1,10 +1,11 @@
-"""Disks that are full: a small file system, and a scratch disk that fills up; and file systems in layers."""
+"""Disks that are full: a small file system, and a scratch disk that fills up; file systems over others."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,6 +46,20 @@ def overlay(lower: Path, upper: Path) -> Iterator[Path]:
     command = ["mount", "-t", "overlay", "-o", f"xino=off,redirect_dir=off,{layers}", "overlay", place]
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("cannot mount an overlay here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+        place.rmdir()
+
+
+@contextlib.contextmanager
+def fuse(folder: Path, *options: str) -> Iterator[Path]:
+    """A new FUSE file system of a folder. Skips without bindfs."""
+    place = Path(tempfile.mkdtemp())
+    command = ["bindfs", *options, folder, place]
+    if shutil.which("bindfs") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no bindfs here")
     try:
         yield place
     finally:

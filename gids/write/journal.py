@@ -39,7 +39,7 @@ class Journal:
         self.folders: list[str] = []
         self.key: Any = None
         self.publication: dict[str, Any] | None = None
-        self._file = _locked(path)
+        self._file, self._folder = _locked(path), path.parent
         self.resumed = self._load(json.loads(json.dumps(key)))
 
     @property
@@ -91,6 +91,8 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+        with contextlib.suppress(OSError):  # in FUSE, what was removed is there until it is closed
+            self._folder.rmdir()
 
     def _take(self, record: Mapping[str, Any]) -> None:
         self.publication = record.get("publication", self.publication)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from children import killed
 from datasets import damage, read_source, write_dataset
-from full_disk import overlay, small_disk
+from full_disk import fuse, overlay, small_disk
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
@@ -267,6 +267,16 @@ def test_a_dataset_in_the_lower_layer_of_an_overlay_is_replaced_after_the_advice
         converted(source, path, said, overwrite=True)
         assert "resuming an unfinished conversion" in said
         assert list(FeatureStore(path).tables) == ["_N.feat"]
+        assert os.listdir(place) == ["a.gids"]
+
+
+def test_nothing_but_the_dataset_is_left_in_fuse(tmp_path):
+    """It keeps a file that was removed beside the others until it is closed."""
+    with fuse(tmp_path) as place:
+        write_dataset(place / "a.gids")
+        assert os.listdir(place) == ["a.gids"]
+        with pytest.raises(KeyError), DatasetWriter(place / "b.gids"):
+            raise KeyError
         assert os.listdir(place) == ["a.gids"]
 
 
