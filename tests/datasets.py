@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from gids import _core
@@ -133,6 +134,11 @@ def sign(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None
 def contents(path: Path) -> dict[str, bytes]:
     """The bytes of all files below a directory, by their relative paths."""
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+needs_unsigned = pytest.mark.skipif(
+    not hasattr(torch, "uint64"), reason="torch before 2.3 has no uint16, uint32 and uint64"
+)
 
 
 def save_arrays(folder: Path, **arrays: np.ndarray) -> None:

@@ -68,7 +68,7 @@ class EmulatedMemory:
         return self.total_bytes - self.tensor_bytes - self.waiting_bytes - self.kept_bytes
 
     def take(self, nbytes: int, stream: EmulatedStream, *, zeroed: bool, kept: bool = True) -> Buffer:
-        """Memory of one tensor; it is released with the buffer. Raises torch.OutOfMemoryError.
+        """Memory of one tensor; it is released with the buffer. Raises torch.cuda.OutOfMemoryError.
 
         kept: whether it is kept for the next tensor then, as torch does.
         """
@@ -145,7 +145,7 @@ class EmulatedMemory:
                 event.synchronize()
             self.trim()
         if nbytes > self.unreserved_bytes:
-            raise torch.OutOfMemoryError(
+            raise torch.cuda.OutOfMemoryError(
                 f"{nbytes} bytes on the emulated device: "
                 f"{self.unreserved_bytes} of {self.total_bytes} are free"
             )

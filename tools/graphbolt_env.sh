@@ -24,8 +24,8 @@ mkdir -p "$TMPDIR"
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 # The last versions that DGL 2.1.0 and its GraphBolt, built for torch 2.0.0 to 2.2.1, work with.
 pip install -q --no-cache-dir torch==2.2.1 dgl==2.1.0 'torchdata<0.8' 'numpy<2' 'setuptools<70' \
-  pandas pydantic pyyaml packaging 'tqdm>=4.60' 'nanobind-backend>=1.0' 'pytest>=8' 'pytest-timeout>=2.3' \
-  'pytest-xdist>=3.7'
+  pandas pydantic pyyaml packaging 'tqdm>=4.60' 'nanobind-backend>=1.0' 'pytest>=8.2' 'pytest-timeout>=2.3' \
+  'pytest-xdist>=3.8'
 rm -rf "$where/wheel"
 pip wheel -q --no-deps "--config-settings=build-dir=$where/build" -w "$where/wheel" "$root"
 pip install -q --no-deps --force-reinstall "$where"/wheel/gids_loader-*.whl

@@ -12,7 +12,7 @@ import tempfile
 import numpy as np
 import pytest
 from commands import gids
-from datasets import save_arrays, sign
+from datasets import needs_unsigned, save_arrays, sign
 
 from gids.cli import main
 
@@ -222,6 +222,7 @@ def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
     ]
 
 
+@needs_unsigned
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int16"])
 def test_sources_of_types_that_tables_cannot_have_are_compared(tmp_path, capsys, dtype):
     values = np.array([[1, 2, 9], [3, 4, 9], [0, (1 << 15) - 1, 9]], dtype)

@@ -14,6 +14,11 @@ from gids import FeatureStore
 from gids.cli import main
 from gids.store import verify
 
+needs_torch_2_6 = pytest.mark.skipif(
+    not hasattr(torch.serialization, "safe_globals"),
+    reason="torch before 2.6 reads no NumPy arrays and classes of PyG from a file",
+)
+
 
 def convert(*arguments):
     """Run the command and verify the dataset, the last NAME.gids among the arguments. Returns its store."""

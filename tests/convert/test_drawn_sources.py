@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from datasets import needs_unsigned
 from drawn_sources import GRAPHS, READERS, Values, draw, stored
-from reader_example import assert_graph
+from reader_example import assert_graph, needs_torch_2_6
 
 from gids import FeatureStore
 from gids.cli import main
@@ -90,6 +91,8 @@ def check_many(tmp_path, name, seeds, capsys):
     return outcomes
 
 
+@needs_unsigned
+@needs_torch_2_6
 # torch warns once in a process that makes such a tensor.
 @pytest.mark.filterwarnings("ignore:Sparse CS[CR] tensor support:UserWarning")
 @pytest.mark.few(11)

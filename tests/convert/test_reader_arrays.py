@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from datasets import save_arrays
+from datasets import needs_unsigned, save_arrays
 from reader_example import assert_dataset, assert_graph, assert_table, convert, refused
 
 RNG = np.random.default_rng(42)
@@ -90,6 +90,7 @@ def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, caps
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
+@needs_unsigned
 def test_features_can_be_cast(tmp_path):
     save_arrays(tmp_path / "s", a=FEAT, b=FEAT, year=np.arange(50, dtype=np.uint16))
     arguments = ("--dtype", "float16", "--dtype", "b=float64,_N.year=int32")
@@ -107,7 +108,7 @@ def test_features_can_be_cast(tmp_path):
 def test_a_sparse_npz(tmp_path, save):
     """The format of the citation datasets: CSR features and adjacency, labels, texts."""
     scipy = pytest.importorskip("scipy.sparse")
-    attr = scipy.random_array((50, 30), density=0.1, format="csr", dtype=np.float32, rng=RNG)
+    attr = scipy.csr_array(np.where(RNG.random((50, 30)) < 0.1, RNG.random((50, 30), np.float32), 0))
     adj = scipy.csr_array((np.ones(300, np.float32), (EDGES[0], EDGES[1])), (50, 50))
     adj.sum_duplicates()
     adj.data[:] = 1
@@ -148,6 +149,7 @@ def test_sparse_duplicates_add_up_and_weights_are_kept(tmp_path):
     assert_dataset(store, tables=tables, edges={HOMOGENEOUS: ([0, 1], [1, 0])})
 
 
+@needs_unsigned
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_dense_npz_with_edges(tmp_path, order):
     edges = np.asarray(EDGES.astype(np.uint32), order=order)
@@ -271,9 +273,10 @@ BAD_DIRECTORIES = {
         {"feat": FEAT, "train_idx": np.ones(50, bool)},
         "is a mask: rename it to train_mask",
     ),
-    "uint16": ({"a": FEAT, "b": np.ones((50, 1), np.uint16)}, "table '_N.b': tables cannot hold uint16"),
     "no columns": ({"a": FEAT, "b": np.ones((50, 0))}, "table '_N.b': rows have 0 bytes"),
 }
+if hasattr(torch, "uint16"):  # torch 2.2 has none
+    BAD_DIRECTORIES["uint16"] = {"b": np.ones((50, 1), np.uint16)}, "table '_N.b': tables cannot hold uint16"
 BAD_FILES = {
     "text": (np.array(["a"]), "is of type <U1, not numbers"),
     "objects": (np.array([{}], dtype=object), "which need unpickling"),

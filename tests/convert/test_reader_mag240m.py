@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import save_arrays
-from reader_example import assert_dataset, convert, refuses, truncate
+from reader_example import assert_dataset, convert, needs_torch_2_6, refuses, truncate
 
+pytestmark = needs_torch_2_6
 RNG = np.random.default_rng(4)
 COUNTS = {"paper": 90, "author": 120, "institution": 11}
 RELATIONS = {

@@ -1,5 +1,7 @@
 """MATLAB files with an adjacency matrix, such as Facebook100's."""
 
+import re
+
 import numpy as np
 import pytest
 from reader_example import assert_dataset, convert, refused, truncate
@@ -97,7 +99,7 @@ def test_damaged_or_newer_file_prints_one_line(tmp_path, capsys):
     data = (tmp_path / "x.mat").read_bytes().replace(rows, rows[:-4] + np.int32(1 << 30).tobytes())
     (tmp_path / "x.mat").write_bytes(data)
     error = refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
-    assert "has a damaged matrix 'A': indices must be < 8" in error
+    assert re.search("has a damaged matrix 'A': .*must be < 8", error)
     header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     (tmp_path / "x.mat").write_bytes(header + bytes(384))
     assert "has MATLAB format 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 import torch
-from reader_example import assert_dataset, convert, refuses, truncate
+from reader_example import assert_dataset, convert, needs_torch_2_6, refuses, truncate
 
 RNG = np.random.default_rng(3)
 NODES, EDGES = 400, 3000
@@ -79,6 +79,7 @@ def test_papers100m(tmp_path):
     assert_homogeneous(store, classes(LABEL))
 
 
+@needs_torch_2_6
 def test_stored_members_and_a_torch_split(tmp_path):
     root = papers100m(tmp_path / "s", edge_attr=RNG.standard_normal((EDGES, 2), np.float32))
     data = dict(np.load(root / "raw/data.npz"))

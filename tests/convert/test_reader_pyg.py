@@ -7,8 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from reader_example import assert_dataset, convert, refused, truncate
+from reader_example import assert_dataset, convert, needs_torch_2_6, refused, truncate
 
+pytestmark = needs_torch_2_6
 RNG = np.random.default_rng(6)
 N, E = 60, 300
 EDGES = RNG.integers(0, N, (2, E))

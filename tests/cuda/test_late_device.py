@@ -83,7 +83,7 @@ def test_free_memory_is_accounted() -> None:
     device = EmulatedDevice(total_bytes=10_000)
     tensor = device.empty(6000, torch.uint8)
     assert device.memory_info() == (4000, 10_000)
-    with pytest.raises(torch.OutOfMemoryError, match="5000 bytes on the emulated device: 4000 of 10000"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="5000 bytes on the emulated device: 4000 of 10000"):
         device.empty(5000, torch.uint8)
     del tensor
     gc.collect()

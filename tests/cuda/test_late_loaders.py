@@ -255,7 +255,7 @@ class Refusing(EmulatedDevice):
     def _request(self) -> None:
         self.requests += 1
         if self.requests == self.refused:
-            raise torch.OutOfMemoryError("refused by the test")
+            raise torch.cuda.OutOfMemoryError("refused by the test")
 
     def _tensor(self, *args: Any, **options: Any) -> torch.Tensor:
         self._request()

@@ -158,12 +158,15 @@ def importable() -> Iterator[Any]:
 
         yield gids.graphbolt
         return
-    before: ModuleType = sys.modules["dgl.graphbolt"]
+    before = sys.modules.get("dgl.graphbolt")  # None: DGL 1.1.3
     dgl.graphbolt = sys.modules["dgl.graphbolt"] = stand_in()
     import gids.graphbolt
 
     yield gids.graphbolt
-    dgl.graphbolt = sys.modules["dgl.graphbolt"] = before
+    if before is None:
+        del dgl.graphbolt, sys.modules["dgl.graphbolt"]
+    else:
+        dgl.graphbolt = sys.modules["dgl.graphbolt"] = before
     for name in [n for n in sys.modules if n.startswith("gids.graphbolt")]:
         del sys.modules[name]
     IterDataPipe.functions.pop("gids_fetch", None)  # it can be imported again

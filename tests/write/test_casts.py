@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from datasets import needs_unsigned
 
 from gids import FeatureStore, FormatError
 from gids.store.dtypes import TABLE_DTYPES, equal_values
@@ -36,6 +37,7 @@ def holds(dtype, value):
     return low <= value <= high
 
 
+@needs_unsigned
 @pytest.mark.parametrize("target", TABLE_DTYPES)
 @pytest.mark.parametrize("source", WHOLE)
 def test_every_whole_number_is_kept_or_refused(source, target):
@@ -50,6 +52,7 @@ def test_every_whole_number_is_kept_or_refused(source, target):
                 cast_exactly(values, out)
 
 
+@needs_unsigned
 def test_values_of_any_two_types_are_compared_exactly():
     columns = {dtype: numbers(dtype) for dtype in WHOLE}
     columns["float64"] = [0.5, -1.0, 2.0**53, 2.0**63, 2.0**64, -(2.0**63), 255.0, np.inf, -np.inf, np.nan]
@@ -79,6 +82,7 @@ LOSSES = [
 ]
 
 
+@needs_unsigned
 @pytest.mark.parametrize(("values", "dtype", "said"), LOSSES)
 def test_both_writers_refuse_another_sign_or_range(tmp_path, values, dtype, said):
     wanted = TABLE_DTYPES[dtype]
@@ -94,6 +98,7 @@ def test_both_writers_refuse_another_sign_or_range(tmp_path, values, dtype, said
         table.write(0, values)
 
 
+@needs_unsigned
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
@@ -119,6 +124,7 @@ def test_shorter_floats_than_tables_have_are_stored(tmp_path, source, target):
     assert torch.allclose(rows.double(), values.double(), atol=0 if target != torch.int8 else 8 / 127)
 
 
+@needs_unsigned
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_unsigned_times_are_stored(tmp_path, dtype):
     times = np.array([3, np.iinfo(dtype).max, 0], dtype)
