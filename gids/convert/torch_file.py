@@ -11,6 +11,7 @@ import importlib
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,8 @@ def _file_offset(address: int, path: Path) -> int | None:
 
 
 def _load(path: Path, *, mmap: bool) -> Any:
-    with parsing(path, _DAMAGED):
+    with parsing(path, _DAMAGED), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(Validating s|S)parse ", UserWarning)  # for who saved it
         try:  # the path as text, because torch before 2.3 cannot map a Path
             return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=mmap)
         except pickle.UnpicklingError as error:

@@ -2,6 +2,7 @@
 
 import sys
 import types
+import warnings
 import zipfile
 
 import numpy as np
@@ -142,6 +143,18 @@ def test_adjacency_between_types_with_weights_of_several_columns_and_a_table(tmp
 def test_weights_of_1_are_no_table(tmp_path):
     torch.save({"adj_t": matrix("adj_t", torch.sparse_csr, torch.ones(PAIRS.shape[1]))[0]}, tmp_path / "a.pt")
     assert not convert(tmp_path / "a.pt", tmp_path / "p.gids").tables
+
+
+@sparse
+def test_torchs_advice_about_sparse_tensors_is_not_shown(tmp_path):
+    torch.save({"adj_t": matrix("adj_t", torch.sparse_csr, torch.ones(PAIRS.shape[1]))[0]}, tmp_path / "a.pt")
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            convert(tmp_path / "a.pt", tmp_path / "p.gids")
+    finally:
+        torch.set_warn_always(False)
 
 
 @sparse
