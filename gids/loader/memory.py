@@ -617,7 +617,7 @@ def least_memory(too_few_bytes: int, enough: Callable[[int], bool]) -> int:
 
     too_few_bytes: that are not enough.
     """
-    low = high = too_few_bytes
+    low = high = max(1, too_few_bytes)  # others may keep more than all memory
     while not enough(high):
         low, high = high, 2 * high
         if high > _MOST_MEMORY_BYTES:

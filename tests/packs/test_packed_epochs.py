@@ -101,6 +101,17 @@ def test_too_little_memory_for_packs_names_what_to_do(path: Path) -> None:
         assert loader.stats()["packs"]["minibatches"] == count
 
 
+def test_memory_that_other_loaders_keep_all_of_is_too_little_for_packs(path: Path) -> None:
+    tuning = gids.Tuning(queue_depth=512)
+    with gids.open(path, reads="pack", memory=1 << 20, window=2, tuning=tuning) as source:
+        loader, _other = [
+            gids.NodeLoader(source, {"paper": torch.arange(64)}, [4], tables=[name])
+            for name in ("paper.feat", "paper.text")
+        ]
+        with pytest.raises(MemoryBudgetError, match="Give memory="):
+            list(loader)
+
+
 def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
