@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from datasets import CITES, WRITES, same_bits
 
+from gids.heat import write_heat
 from gids.store import FeatureStore
 from gids.store.part import part_paths
 from gids.write import DatasetWriter, edge_list
-from gids.write.heat_writer import write_heat
 from gids.write.partition import partition
 
 PAPERS, AUTHORS, CITED, WRITTEN = 700, 130, 4000, 1500

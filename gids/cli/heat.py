@@ -46,9 +46,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gids.heat import write_heat
     from gids.store import FeatureStore
     from gids.store.part import refuse_part
-    from gids.write.heat_writer import write_heat
 
     names = set.union(*_OPTIONS.values())
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -26,12 +26,11 @@ from gids.store.names import HEAT_ROLES, Relation, describe_type
 from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
 from gids.store.rows import Rows, blocks
 from gids.write.dataset_writer import DatasetWriter
-from gids.write.edge_sort import EDGE_BYTES
-from gids.write.edges import EdgeSource
+from gids.write.edges import EDGE_BYTES, EdgeSource
 from gids.write.files import check_space
 from gids.write.narrow import describe_rounding
 from gids.write.publish import check_replaceable, dataset_path
-from gids.write.scattered_rows import bytes_needed
+from gids.write.row_order import bytes_needed
 from gids.write.workplace import finish_published
 
 

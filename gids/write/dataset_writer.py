@@ -43,8 +43,7 @@ from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_t
 from gids.write.narrow import Narrowing, Tally, column_scales, narrowed, quantized
 from gids.write.page_sink import PageSink, table_files, write_rows
 from gids.write.publish import dataset_path, stripe_directories
-from gids.write.row_order import InEdges, as_positions
-from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
+from gids.write.row_order import InEdges, ScatteredRows, as_positions, bucket_rows_for, bytes_needed
 from gids.write.workplace import Workplace
 
 _PIECE_BYTES = 8 << 20

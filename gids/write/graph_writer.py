@@ -16,8 +16,7 @@ from gids.store.files import map_array
 from gids.store.manifest import ArrayEntry
 from gids.store.names import RELATION, Relation, encode_path
 from gids.store.rows import Rows, blocks
-from gids.write.edge_sort import EdgeSorter
-from gids.write.edges import EdgeSource
+from gids.write.edges import EdgeSorter, EdgeSource
 from gids.write.files import ArrayFile
 
 _PIECE_BYTES = 8 << 20

@@ -8,11 +8,10 @@ import pytest
 from commands import gids
 from datasets import save_arrays
 
-from gids import FeatureStore
+from gids import FeatureStore, heat
 from gids.cli import main
 from gids.heat import choose_seeds, expected_visits, reverse_pagerank, sampled_counts
 from gids.store import verify
-from gids.write import heat_writer
 
 
 @pytest.fixture
@@ -72,14 +71,14 @@ def test_heat_of_a_dataset_that_is_replaced_while_its_lock_is_awaited_is_not_sto
     dataset, capsys, monkeypatch
 ):
     other = shutil.copytree(dataset, dataset.with_name("other.gids"))
-    changing = heat_writer.changing
+    changing = heat.changing
 
     def replaced_meanwhile(*arguments):
         dataset.rename(dataset.with_name("old.gids"))
         other.rename(dataset)
         return changing(*arguments)
 
-    monkeypatch.setattr(heat_writer, "changing", replaced_meanwhile)
+    monkeypatch.setattr(heat, "changing", replaced_meanwhile)
     assert main(["heat", str(dataset)]) == 2
     assert f"the dataset {dataset} was replaced; open it again" in capsys.readouterr().err
     assert FeatureStore(dataset).heat_methods("paper") == ["out-degree"]

@@ -9,9 +9,9 @@ from reader_example import refused
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.heat import write_heat
 from gids.store import verify
 from gids.write import DatasetWriter, create_table, edge_list
-from gids.write.heat_writer import write_heat
 from gids.write.partition import partition
 
 RNG = np.random.default_rng(5)

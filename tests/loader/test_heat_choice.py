@@ -12,9 +12,9 @@ from open_options import feature_loader
 
 from gids import FeatureLoader
 from gids.cache import page_heat
+from gids.heat import write_heat
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
-from gids.write.heat_writer import write_heat
 
 ROWS = 60
 

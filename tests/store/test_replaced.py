@@ -24,11 +24,11 @@ from open_options import tuned
 import gids
 from gids.cuda.device import Device
 from gids.errors import StorageError
+from gids.heat import write_heat
 from gids.loader import pack_switch, sampled_ahead
 from gids.store import FeatureStore, files, verify
 from gids.store.mapped_file import private_tensor
 from gids.write import DatasetWriter, create_table
-from gids.write.heat_writer import write_heat
 
 NODES, DIM = 600, 24
 OLD, NEW = 0, 1 << 22

@@ -11,8 +11,7 @@ from gids import FormatError, _core
 from gids.store import FeatureStore, verify
 from gids.store.rows import ArrayRows
 from gids.write import DatasetWriter, edge_list
-from gids.write.edge_sort import EdgeSorter
-from gids.write.edges import out_degrees, out_edges
+from gids.write.edges import EdgeSorter, out_degrees, out_edges
 
 RELATION = ("a", "to", "b")
 

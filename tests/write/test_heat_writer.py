@@ -8,9 +8,9 @@ import pytest
 from datasets import contents, sign
 
 from gids import FeatureStore, FormatError, StorageError
+from gids.heat import write_heat
 from gids.store import verify
 from gids.store.files import read_manifest
-from gids.write.heat_writer import write_heat
 
 
 def heat_of(papers, authors):
@@ -88,7 +88,7 @@ def test_disk_error_is_a_storage_error_and_leaves_the_dataset_unchanged(dataset,
     def refuse(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("gids.write.heat_writer.os.fsync", refuse)
+    monkeypatch.setattr("gids.heat.os.fsync", refuse)
     before = contents(dataset)
     with pytest.raises(StorageError, match=r"storing heat failed \(No space left on device\); the"):
         write_heat(dataset, "sampled", {"paper": np.ones(20)})

@@ -10,10 +10,11 @@ from datasets import contents
 from partition_example import write_rich_dataset
 
 from gids import StorageError
+from gids.heat import write_heat
 from gids.store import verify
-from gids.write import DatasetWriter, create_table, heat_writer
+from gids.write import DatasetWriter, create_table
+from gids.write.files import check_space
 from gids.write.partition import partition
-from gids.write.partition import run as partition_run
 from gids.write.partition.divide import Division
 
 
@@ -68,7 +69,7 @@ def test_a_changed_dataset_or_option_starts_again(dataset, tmp_path):
     partition(dataset, tmp_path / "parts", 3, method="range", say=said.append)
     assert said == ["found an unfinished partition, but --parts, --method changed: starting again"]
     interrupted(overwrite=True)
-    heat_writer.write_heat(dataset, "sampled", {"paper": np.ones(20)})
+    write_heat(dataset, "sampled", {"paper": np.ones(20)})
     said.clear()
     partition(dataset, tmp_path / "parts", 2, overwrite=True, say=said.append)
     assert said == ["found an unfinished partition, but the dataset changed: starting again"]
@@ -76,12 +77,12 @@ def test_a_changed_dataset_or_option_starts_again(dataset, tmp_path):
 
 
 def test_a_resumed_partition_needs_no_room_to_compute_owners_again(dataset, tmp_path, monkeypatch):
-    needed, check_space = [], partition_run.check_space
+    needed = []
 
     def stopped():
         """The bytes that a run needs, which is stopped when the owners are written."""
         with monkeypatch.context() as patch:
-            patch.setattr(partition_run, "check_space", lambda *a: needed.append(check_space(*a)))
+            patch.setattr("gids.write.partition.check_space", lambda *a: needed.append(check_space(*a)))
             patch.setattr(Division, "count", lambda _: sys.exit())
             with pytest.raises(SystemExit):
                 partition(dataset, tmp_path / "parts", 2, method="community")
@@ -97,7 +98,7 @@ def test_a_table_that_is_added_while_the_dataset_is_opened_is_left_out(dataset, 
         with create_table(dataset, "paper.later", 20, 1) as writer:
             writer.write(0, np.ones((20, 1)))
 
-    monkeypatch.setattr("gids.write.partition.run.refuse_part", add_table)
+    monkeypatch.setattr("gids.write.partition.refuse_part", add_table)
     partition(dataset, tmp_path / "parts", 2)
     assert list(verify(tmp_path / "parts")) == []
 

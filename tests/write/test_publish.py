@@ -22,10 +22,10 @@ from full_disk import fuse, overlay, small_disk
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
+from gids.heat import write_heat
 from gids.store import verify
 from gids.store.part import part_paths
 from gids.write import DatasetWriter, publish, workplace
-from gids.write.heat_writer import write_heat
 from gids.write.journal import Journal
 from gids.write.partition import partition
 from gids.write.publish import changing

@@ -1,5 +1,5 @@
 """Division: counts and writes what each part gets: copies of arrays, topology and rows of tables. Called by
-run.py.
+partition().
 
 An edge is held by the owner of its destination. Everything streams from front to back, in bounded memory.
 """

@@ -1,4 +1,4 @@
-"""Methods that give every node an owner: range, hash, community, METIS. Called by run.py.
+"""Methods that give every node an owner: range, hash, community, METIS. Called by partition().
 
 By range and by hash, each owner is computed by itself. Community and METIS divide one graph over the nodes of
 all types: the id of a node is its id within its type plus the number of nodes of the types before.
@@ -23,8 +23,7 @@ from gids.store.feature_store import FeatureStore
 from gids.store.graph import Graph
 from gids.store.ids import mixed
 from gids.store.manifest import Manifest, owner_dtype
-from gids.write.edge_sort import EDGE_BYTES
-from gids.write.edges import Edges, EdgeSource, in_edges
+from gids.write.edges import EDGE_BYTES, Edges, EdgeSource, in_edges
 from gids.write.graph_writer import sorted_in_edges
 from gids.write.partition.divide import check_array
 from gids.write.row_order import MAX_ROWS, InEdges, check_rows_fit, find_communities
