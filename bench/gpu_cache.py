@@ -21,7 +21,7 @@ from harness import alternate
 
 from gids.cache import FeatureCache
 from gids.cache.device import DeviceFeatureCache
-from gids.cache.device.counters import THROUGH
+from gids.cache.device.state import THROUGH
 from gids.io import open_engine
 
 SIZES = {

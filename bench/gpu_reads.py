@@ -25,8 +25,7 @@ from harness import PAGE_BYTES, alternate, check_pages, read_pages, write_pages
 import gids.io
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.io.device.extents import ExtentReader, PinnedExtentReader
-from gids.io.device.kvikio_probe import why_no_gds
-from gids.io.device.kvikio_reader import KvikioReader
+from gids.io.device.kvikio_reader import KvikioReader, why_no_gds
 
 QUEUE = {
     "file_bytes": (2 << 30, 4 << 20),

@@ -1,8 +1,7 @@
 """The software cache: page words, lines, policies, memory budget."""
 
 from gids.cache.budget import HostBudget, MemoryPlan, Sizes
-from gids.cache.feature_cache import POLICIES, FeatureCache
-from gids.cache.heat import page_heat
+from gids.cache.feature_cache import POLICIES, FeatureCache, page_heat
 
 __all__ = [
     "POLICIES",

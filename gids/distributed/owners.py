@@ -1,14 +1,22 @@
-"""Owners: which rank has the row of an id. Called by the exchanges; knows arrays only."""
+"""Owners: which rank has the row of an id. Called by the exchanges. PlacedOwners, made by GroupSource: the
+hottest pages have several owners, as a placement says.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-_PRIME = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplicative hashing
+from gids.distributed.group import Group, Tensors
+from gids.distributed.place import NOBODY, Placement, place
+from gids.loader.options import Options
+from gids.packs import measure_rates
+from gids.store import Table
 
+_PRIME = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplicative hashing
 
 Owners = Callable[[np.ndarray], np.ndarray]
 """Returns the owners of ids, int64[n]: whole numbers[n]."""
@@ -64,3 +72,87 @@ class Dealt:
         inverse = np.empty(len(self.order), np.int32)
         inverse[self.order] = np.arange(len(self.order), dtype=np.int32)
         return torch.from_numpy(inverse)
+
+
+_SHARE = 0.5
+"""Of each rank's lines, for placed pages, which are never evicted. The rest is for what the window asks."""
+_TRIALS = 5
+_TRIAL_BYTES = 1 << 20
+
+
+class PlacedOwners:
+    """The owner of a row is this rank if it holds a copy of its page, else the rank that answers for it.
+
+    placement: of pages. rest: the owners of rows on pages that no rank holds a copy of. rows_per_page,
+    positions: of the table; positions: Table.order, or None.
+    """
+
+    def __init__(
+        self, placement: Placement, rank: int, rest: Owners, rows_per_page: int, positions: np.ndarray | None
+    ) -> None:
+        self._placement, self._rank, self._rest = placement, rank, rest
+        self._rows_per_page, self._positions = rows_per_page, positions
+        self.held = placement.holds(slice(None), rank)
+        """bool[page_count]: the pages of which this rank holds a copy."""
+
+    def seen_by(self, rank: int) -> PlacedOwners:
+        """The owners for another rank."""
+        return PlacedOwners(self._placement, rank, self._rest, self._rows_per_page, self._positions)
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        at = positions_of(ids, self._positions)
+        owners = self._placement.answering(at // self._rows_per_page, self._rank)
+        free = np.flatnonzero(owners == NOBODY)
+        owners[free] = self._rest(ids[free])
+        return owners
+
+
+def placed_owners(
+    group: Group, table: Table, weights: np.ndarray, memory_bytes: int, options: Options, rest: Owners
+) -> PlacedOwners:
+    """Owners of a table's rows by the heat of its pages, and by what it costs to move one. Collective.
+
+    weights: float32[page_count]. memory_bytes: of this rank, for lines of this table. rest: of other pages.
+    """
+    peer_s, host_s = _seconds_per_page(group, table, options)
+    told = group.gather(
+        (peer_s, host_s, int(_SHARE * memory_bytes) // table.page_bytes), f"places pages of {table.name}"
+    )
+    placement = place(
+        weights,
+        [pages for _, _, pages in told],
+        peer_cost=sum(peer for peer, _, _ in told) / group.size,
+        host_cost=sum(host for _, host, _ in told) / group.size,
+    )
+    return PlacedOwners(placement, group.rank, rest, table.rows_per_page, table.order)
+
+
+def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[float, float]:
+    """Seconds to get a page from another rank, and from the disk, while all ranks do the same. Collective."""
+    disk_s = 0.0
+
+    def measure() -> Tensors:
+        nonlocal disk_s
+        rates = measure_rates(
+            table.shards,
+            None,
+            page_bytes=table.page_bytes,
+            depth=options.queue_depth,
+            direct=options.direct,
+            engine=options.engine,
+            memory_bytes=options.memory,
+        )
+        disk_s = 1 / rates.random_reads_per_s
+        return []
+
+    # If a rank cannot read, all of them hear of it.
+    group.exchange(measure, [], f"measures the costs of pages of {table.name}")
+    each = max(1, _TRIAL_BYTES // table.page_bytes)
+    rows = torch.zeros(each * group.size, table.page_bytes, dtype=torch.uint8)
+    counts, taken = [each] * group.size, []
+    for _ in range(_TRIALS):
+        begun = time.perf_counter()
+        _, handle = group.start_rows(rows, counts, counts)
+        group.wait_for(handle)
+        taken.append(time.perf_counter() - begun)
+    return float(np.median(taken)) / len(rows), disk_s

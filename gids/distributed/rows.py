@@ -18,8 +18,7 @@ from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda import on_host
 from gids.distributed.group import Tensors
 from gids.distributed.owners import Dealt, Owners
-from gids.distributed.steps import Due, Step, Steps
-from gids.distributed.stream import LockstepStream
+from gids.distributed.stream import Due, LockstepStream, Step, Steps
 from gids.loader.epoch_stream import EpochStream, Failed
 from gids.loader.learned import Learned
 from gids.loader.row_source import EpochInput

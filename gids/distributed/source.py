@@ -13,12 +13,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from gids.cache.heat import page_weights
+from gids.cache.feature_cache import page_weights
 from gids.cuda import open_device
 from gids.distributed.cooperative import Cooperation
 from gids.distributed.group import Group
-from gids.distributed.owners import Owners, hash_owners, range_owners
-from gids.distributed.placed import PlacedOwners, placed_owners
+from gids.distributed.owners import Owners, PlacedOwners, hash_owners, placed_owners, range_owners
 from gids.distributed.rows import RankRows
 from gids.distributed.sampling import GroupSampling, whole_graphs
 from gids.errors import FormatError

@@ -21,7 +21,7 @@ from typing import Any
 
 import gids
 from gids.cuda.driver import Driver, ask_driver
-from gids.io.device.kvikio_probe import why_no_gds
+from gids.io.device.kvikio_reader import why_no_gds
 from gids.sizes import format_bytes
 
 PACKAGES = {

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.bench.sampling import SeedOrder, input_nodes, make_sampler
-from gids.cache.heat import page_weights
+from gids.cache.feature_cache import page_weights
 from gids.heat import choose_seeds
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import FeatureStore, Table, graphs_of

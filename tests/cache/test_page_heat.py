@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gids.cache import heat as module
+from gids.cache import feature_cache as module
 from gids.cache import page_heat
 
 

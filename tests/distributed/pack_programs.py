@@ -18,7 +18,7 @@ from open_options import tuned
 from programs import check_same, compare, logged
 
 import gids.distributed
-from gids.distributed import steps
+from gids.distributed import stream
 from gids.loader import feature_loader, pack_chooser, pack_switch
 from gids.packs import PackBudget, PackPlan, Superbatch
 from gids.sampler import Neighbor
@@ -44,10 +44,10 @@ def small_packs(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackBudget, "share", less)
-        patch.setattr(steps, "EARLY", early)
+        patch.setattr(stream, "EARLY", early)
         patch.setattr(pack_switch, "EARLY", early)
         if together is not None:
-            patch.setattr(steps, "MOST_MINIBATCHES", together + 1)
+            patch.setattr(stream, "MOST_MINIBATCHES", together + 1)
         yield patch
 
 

@@ -381,15 +381,15 @@ def measure_nothing(dataset: Path) -> str:
         raise OSError("the disk does not answer")
 
     with gids.distributed.open(dataset, owners="heat") as source:
-        measures = gids.distributed.placed.measure_rates
+        measures = gids.distributed.owners.measure_rates
         if dist.get_rank() == 1:
-            gids.distributed.placed.measure_rates = fail
+            gids.distributed.owners.measure_rates = fail
         try:
             gids.NodeLoader(source, torch.arange(9), [2])
         except (OSError, gids.RankError) as error:
             return f"{type(error).__name__}: {error}"
         finally:
-            gids.distributed.placed.measure_rates = measures
+            gids.distributed.owners.measure_rates = measures
     return "no error"
 
 

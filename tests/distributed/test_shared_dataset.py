@@ -21,9 +21,8 @@ from programs import (
 from rank_pool import RankPool
 
 import gids
-from gids.distributed.owners import hash_owners, range_owners
+from gids.distributed.owners import PlacedOwners, hash_owners, range_owners
 from gids.distributed.place import place
-from gids.distributed.placed import PlacedOwners
 from gids.store.names import Relation
 from gids.write import DatasetWriter
 

@@ -24,15 +24,14 @@ import pytest
 import torch
 from emulator import EmulatedDevice
 
-import gids.io.device.kvikio_probe as module
+import gids.io.device.kvikio_reader as module
 from gids.cuda import Device
 from gids.cuda.driver import ask_driver
 from gids.errors import StorageError
 from gids.io import Engine, open_engine
 from gids.io.device import kvikio_reader
 from gids.io.device.extents import PinnedExtentReader
-from gids.io.device.kvikio_probe import why_no_gds
-from gids.io.device.kvikio_reader import open_extent_reader
+from gids.io.device.kvikio_reader import open_extent_reader, why_no_gds
 
 TESTS = Path(__file__).parents[1]
 has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")

@@ -30,7 +30,7 @@ from torture_scenario import Act, MiB, Scenario, draw
 
 import gids
 from gids import cuda
-from gids.distributed import steps
+from gids.distributed import stream
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import feature_loader, pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.packs import PackBudget
@@ -470,14 +470,14 @@ def patched(s: Scenario) -> Iterator[None]:
         patch.setattr(pack_chooser, "_WORTH_S", s.worth_s)
         patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
         patch.setattr(PackBudget, "share", less)
-        patch.setattr(steps, "EARLY", s.early)
+        patch.setattr(stream, "EARLY", s.early)
         patch.setattr(pack_switch, "EARLY", s.early)
         # Packs are considered after a minibatch that is read at random, or after `early` ones.
         patch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
         patch.setattr(pack_switch, "_SOON_S", 1e-9 if s.number % 2 else 0.5)
         if s.superbatch is not None:
             patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
-            patch.setattr(steps, "MOST_MINIBATCHES", s.superbatch + 1)
+            patch.setattr(stream, "MOST_MINIBATCHES", s.superbatch + 1)
         if s.device == "cuda":
             from emulator import EmulatedDevice
             from late_device import LateDevice

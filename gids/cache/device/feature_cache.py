@@ -24,11 +24,11 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.device.counters import THROUGH, Counters
 from gids.cache.device.kernels import CacheKernels, Plan
-from gids.cache.device.preload import preload
-from gids.cache.device.reads import Reads
+from gids.cache.device.reads import Reads, preload
 from gids.cache.device.state import (
+    THROUGH,
+    Counters,
     HostArray,
     MissPool,
     TableState,
