@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.store_group import (
+from gids.loader.ranks import (
     Process,
     StoreGroup,
     different_places,

@@ -24,10 +24,9 @@ from gids.errors import FormatError
 from gids.loader import source as loader_source
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.ranks import Ranks
-from gids.loader.row_source import RowSource, StepSampling
+from gids.loader.row_source import RowSource, StepSampling, Tables, chosen_tables
 from gids.loader.sampling import sample_steps
 from gids.loader.source import Source
-from gids.loader.tables import Tables, chosen_tables
 from gids.sampler import Block, Topology
 from gids.store import FeatureStore, Graph, Table, graphs_of
 from gids.store.names import Relation

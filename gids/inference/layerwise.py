@@ -41,8 +41,8 @@ from gids.io import queue_depth
 from gids.loader import FeatureLoader
 from gids.loader.memory import request_queue_bytes
 from gids.loader.options import explain_names
+from gids.loader.row_source import Tables, check_table_fits, chosen_tables, default_tables
 from gids.loader.source import Dataset, Source, as_source
-from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
 from gids.sampler import Minibatch, Topology
 from gids.sampler.minibatch import PerType
 from gids.sizes import format_bytes

@@ -1,12 +1,11 @@
 """The loader: composes sampling, cache and I/O into a stream of minibatches with features."""
 
-from gids.loader.counting import epoch_figures
 from gids.loader.edge_loader import EdgeLoader, EdgeMinibatch
 from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.epoch_stream import EpochStream
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
-from gids.loader.observer import Observer
+from gids.loader.observer import Observer, epoch_figures
 from gids.loader.options import Options, Tuning
 from gids.loader.source import Source
 

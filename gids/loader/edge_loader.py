@@ -18,10 +18,9 @@ from gids.errors import MissingError
 from gids.loader.epoch_loader import EpochLoader, check_range
 from gids.loader.options import explain_names
 from gids.loader.ranks import StepSeeds
-from gids.loader.row_source import RowSource
+from gids.loader.row_source import RowSource, Tables
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset
-from gids.loader.tables import Tables
 from gids.sampler import Block, Minibatch, Sampler, TimedSeeds, Topology
 from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import Fanout

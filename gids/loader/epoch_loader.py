@@ -28,10 +28,17 @@ from gids.loader.learned import Learned
 from gids.loader.options import whole_number
 from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
-from gids.loader.row_source import EpochInput, RowLoader, RowSource
+from gids.loader.row_source import (
+    EpochInput,
+    RowLoader,
+    RowSource,
+    Tables,
+    check_table_fits,
+    chosen_tables,
+    default_tables,
+)
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream, layered_of
 from gids.loader.source import Dataset, as_row_source
-from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler

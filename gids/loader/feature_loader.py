@@ -28,7 +28,6 @@ from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing, OwnLock
 from gids.errors import MissingError
 from gids.io import Engine, open_engine, queue_depth
-from gids.loader.counting import Stats, added, between
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
 from gids.loader.learned import Learned
 from gids.loader.memory import (
@@ -41,14 +40,13 @@ from gids.loader.memory import (
     larger,
     memory_line,
 )
-from gids.loader.observer import Observer, Observers, epoch_summary, stage_for
+from gids.loader.observer import Observer, Observers, Stats, added, between, epoch_summary, stage_for
 from gids.loader.options import explain_names
 from gids.loader.pack_reads import LEAST_BYTES, PackReads
 from gids.loader.pack_switch import PackSwitch
 from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
-from gids.loader.row_source import EpochInput
+from gids.loader.row_source import EpochInput, Tables, chosen_tables, is_of_nodes
 from gids.loader.source import Dataset, Source, as_source
-from gids.loader.tables import Tables, chosen_tables, is_of_nodes
 from gids.packs import MOST_ROWS, OnDevice
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table

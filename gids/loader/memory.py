@@ -30,7 +30,7 @@ from gids.cuda import on_host
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io.device.kvikio_reader import open_extent_reader
 from gids.io.disks import disk_count
-from gids.loader.counting import is_size
+from gids.loader.observer import is_size
 from gids.loader.options import MAX_PLANNED
 from gids.loader.readers import Cache, Ids
 from gids.sizes import format_bytes

@@ -15,10 +15,9 @@ import torch
 from gids.cuda import on_host
 from gids.loader.epoch_loader import EpochLoader, check_range
 from gids.loader.options import explain_names
-from gids.loader.row_source import RowSource
+from gids.loader.row_source import RowSource, Tables
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset
-from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, TimedSeeds, Topology
 from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import Fanout

@@ -1,22 +1,22 @@
 """Observer: the methods that a FeatureLoader calls while it works, to record or time it; stages of its work.
 
 Called by EpochStream. gids.trace has two observers: record() and Timeline.
+
+Also arithmetic with FeatureLoader.stats(): what happened between two of them, and sums over loaders. Choices
+in words. Numbers that count are subtracted and added. Sizes and names are those of the later stats().
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import record_function
 
-from gids.loader.counting import between, describe_choices
-
 if TYPE_CHECKING:
     from gids.loader.readers import Cache, Ids
-
 
 Stage = Callable[[str], AbstractContextManager[object]]
 
@@ -175,3 +175,79 @@ class Observers:
             for observer in self._all:
                 stack.enter_context(observer.stage(name))
             yield
+
+
+Stats = Mapping[str, Any]
+PRESENT = ("memory", "window", "planned", "policy", "heat", "engine", "scratch")
+"""Entries that say how things are, and count nothing of one loader."""
+
+
+def is_size(key: str) -> bool:
+    """Whether a counter of a table is a present size, and not a number of events."""
+    return key in ("lines", "host_lines") or key.endswith("_bytes")
+
+
+def between(before: Stats, after: Stats) -> dict[str, Any]:
+    """What happened from one stats() to the next of the same FeatureLoader."""
+    return _combined(before, after, -1)
+
+
+def added(first: Stats, second: Stats) -> dict[str, Any]:
+    """The sum of two stats()."""
+    return _combined(first, second, 1)
+
+
+def epoch_figures(before: Stats, after: Stats) -> dict[str, float]:
+    """The figures of the time between two stats(), for a logger: {"hit_ratio", "pages_read", "bytes_read",
+    "seconds/sample", "seconds/plan", "seconds/wait", "seconds/gather", "seconds/read"}. {} without tables.
+    """
+    if "seconds" not in after:
+        return {}
+    epoch = between(before, after)
+    figures = {name: float(epoch[name]) for name in ("hit_ratio", "pages_read", "bytes_read")}
+    return figures | {f"seconds/{stage}": float(seconds) for stage, seconds in epoch["seconds"].items()}
+
+
+def describe_choices(choices: Sequence[Stats]) -> str:
+    """stats()["packs"]["choices"] in words: minibatches, seconds and predicted seconds, by way of reading.
+
+    Empty without choices: then the loader considered random reads only.
+    """
+    return "; ".join(
+        _describe(way, [choice for choice in choices if choice["way"] == way])
+        for way in dict.fromkeys(choice["way"] for choice in choices)
+    )
+
+
+def _describe(way: str, choices: Sequence[Stats]) -> str:
+    def total(key: str) -> Any:
+        return sum(choice[key] for choice in choices)
+
+    said = f"{total('minibatches'):,} minibatches by {way} reads"
+    if packs := total("packs"):
+        superbatches = total("superbatches")
+        said += f" in {packs:,} pack{'s' * (packs != 1)} of {superbatches:,} superbatch"
+        said += "es" * (superbatches != 1)
+    said += f", took {total('actual_s'):.1f} s"
+    ways = set[str].intersection(*(set(choice["predicted_s"]) for choice in choices))
+    seconds = {name: sum(float(choice["predicted_s"][name]) for choice in choices) for name in ways}
+    predicted = [f"{name} {s:.1f} s" for name, s in sorted(seconds.items(), key=lambda item: item[1])]
+    return f"{said} (predicted: {', '.join(predicted)})" if predicted else said
+
+
+def _combined(first: Stats, second: Stats, sign: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in second.items():
+        before = first.get(key)
+        if before is None or key in PRESENT or is_size(key):
+            result[key] = value
+        elif isinstance(value, Mapping):
+            result[key] = _combined(before, value, sign)
+        elif isinstance(value, list):  # of choices, in their order
+            result[key] = value[len(before) :] if sign < 0 else before + value
+        else:
+            result[key] = value + sign * before
+    result |= {key: value for key, value in first.items() if key not in second}
+    if "hit_ratio" in result:
+        result["hit_ratio"] = result["hits"] / result["pages"] if result["pages"] else 0.0
+    return result

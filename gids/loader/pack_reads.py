@@ -15,9 +15,9 @@ from gids.cache import FeatureCache
 from gids.cuda import on_host
 from gids.io.disks import disk_count
 from gids.loader.learned import Choice, Learned, NextEpoch
-from gids.loader.lending import Lender
 from gids.loader.options import Options
 from gids.loader.readers import Gathered, Ids
+from gids.loader.row_source import Lender
 from gids.packs import (
     DiskRates,
     OnDevice,

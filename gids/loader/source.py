@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from gids import cuda
-from gids.loader.lending import Lender
 from gids.loader.options import Options, Reads, Size, Tuning, explain_names
 from gids.loader.ranks import Ranks, find_ranks
-from gids.loader.row_source import RowSource, StepSampling
+from gids.loader.row_source import Lender, RowSource, StepSampling, Tables, chosen_tables
 from gids.loader.sampling import sample_steps
-from gids.loader.tables import Tables, chosen_tables
 from gids.packs import find_scratch
 from gids.sampler import Topology
 from gids.sizes import parse_bytes

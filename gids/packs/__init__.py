@@ -6,8 +6,7 @@ Called by the loader. See docs/internals/packs.md.
 from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
 from gids.packs.device_rows import DeviceRows, OnDevice
-from gids.packs.memory import PackBudget, PackPlan
-from gids.packs.row_memory import HostRows, RowMemory
+from gids.packs.memory import HostRows, PackBudget, PackPlan, RowMemory
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
 from gids.packs.spool import MOST_ROWS, WRITING, ByReference, NotSpoolable, Reads, Rows, Spool, rows_of
 from gids.packs.superbatch import PackMachine, Superbatch

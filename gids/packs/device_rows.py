@@ -24,8 +24,19 @@ from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.cuda.host_memory import prefer_node
-from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, ON_DEVICE, SENT, PackPlan
-from gids.packs.row_memory import Bad, Extent, Load, PackSource, RowMemory, Wanted
+from gids.packs.memory import (
+    ALIGNMENT,
+    DEVICE_OUTPUTS,
+    ON_DEVICE,
+    SENT,
+    Bad,
+    Extent,
+    Load,
+    PackPlan,
+    PackSource,
+    RowMemory,
+    Wanted,
+)
 from gids.packs.spool import Rows
 from gids.store.dtypes import make_bools_proper
 
@@ -138,7 +149,7 @@ class Staging:
 
 
 class DeviceLoad:
-    """See gids.packs.row_memory.Load. work: called in a thread; returns what wait() returns."""
+    """See gids.packs.memory.Load. work: called in a thread; returns what wait() returns."""
 
     def __init__(self, device: Device, work: Callable[[Stopped], tuple[list[Any], list[Bad]]]) -> None:
         self._device = device

@@ -24,8 +24,18 @@ from gids.cache.feature_cache import read_error
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.packs.cut import Layout
-from gids.packs.memory import ALIGNMENT, PIECES, READS, SPARE_BUFFERS, PackPlan
-from gids.packs.row_memory import Extent, Load, PackSource, RowMemory, Wanted
+from gids.packs.memory import (
+    ALIGNMENT,
+    PIECES,
+    READS,
+    SPARE_BUFFERS,
+    Extent,
+    Load,
+    PackPlan,
+    PackSource,
+    RowMemory,
+    Wanted,
+)
 from gids.packs.scratch import Scratch, ScratchFull
 from gids.packs.spool import Reads, Spool
 from gids.store.geometry import align_up

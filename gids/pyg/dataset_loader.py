@@ -25,10 +25,9 @@ from gids.cuda import on_host
 from gids.loader import SampledEpoch
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.ranks import EpochSeeds, StepSeeds
-from gids.loader.row_source import RowSource
+from gids.loader.row_source import RowSource, Tables, default_tables
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import as_row_source
-from gids.loader.tables import Tables, default_tables
 from gids.pyg.hops import HopMinibatch
 from gids.pyg.inputs import AllEdges, Inputs, StepNegatives, count_of, hash_inputs
 from gids.pyg.neighbor_sampler import NeighborSampler, Sampling, counts_of, not_for_parts

@@ -27,8 +27,7 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.loader.options import check_names
-from gids.loader.row_source import RowSource
-from gids.loader.tables import Tables
+from gids.loader.row_source import RowSource, Tables
 from gids.pyg.hops import STORED, Counts, HopMinibatch, HopSampler, weights_of, with_times
 from gids.pyg.inputs import StepNegatives
 from gids.pyg.outputs import Output, bidirectional, output_of

@@ -23,7 +23,7 @@ from programs import Sage
 import gids.distributed
 from gids.distributed import group
 from gids.distributed.group import Group
-from gids.loader import store_group
+from gids.loader import ranks
 
 ODD = 1
 """The rank that differs."""
@@ -207,7 +207,7 @@ def fork_in_an_epoch(dataset: Path) -> tuple[bool, int]:
 def do_not_begin(dataset: Path) -> str:
     """The error where the odd rank makes a loader and does not use it."""
     with gids.open(dataset) as source, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_group, "_MEET_TIMEOUT_S", 0.3)
+        patch.setattr(ranks, "_MEET_TIMEOUT_S", 0.3)
         loader = gids.NodeLoader(source, **ARGUMENTS)
         epoch, told = iter(loader), ""
         if is_odd():

@@ -27,7 +27,7 @@ import gids.distributed
 from gids import cuda
 from gids.cuda.device import Mapping
 from gids.errors import NoDeviceError
-from gids.loader.store_group import Process
+from gids.loader.ranks import Process
 from gids.sampler.device import pinned_graph
 
 Seeds = torch.Tensor | dict[str, torch.Tensor]
@@ -213,7 +213,7 @@ def stay_away(folder: str, path: Path, seeds: Seeds) -> tuple[str, str]:
         return "", ""
     store: Any = dist.distributed_c10d._get_default_store()
     store.set_timeout(timedelta(seconds=2 + 3 * dist.get_rank()))  # rank 0 gives up first
-    with emulated(folder), patch("gids.loader.store_group._PATIENCE_S", 0.1):
+    with emulated(folder), patch("gids.loader.ranks._PATIENCE_S", 0.1):
         try:
             make_loader(path, seeds, device="cuda").close()
         except RuntimeError as error:

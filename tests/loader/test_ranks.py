@@ -298,7 +298,7 @@ def test_repr_names_the_rank(one: Path) -> None:
 def test_ranks_of_one_machine_share_its_memory(
     one: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gids.loader.lending.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("gids.loader.row_source.available_bytes", lambda: 1 << 30)
     for given, share in (
         (None, "1/2 of the memory available, 537 MB"),
         ("4", "1/8 of the memory available, 134 MB"),

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from gids.errors import RankError
-from gids.loader.store_group import Process, StoreGroup, key_prefix
+from gids.loader.ranks import Process, StoreGroup, key_prefix
 
 
 def make(store: Any, ranks: tuple[int, ...] = (3, 5, 8), *, timeout_s: float = 10.0) -> list[StoreGroup]:
@@ -123,8 +123,8 @@ def test_the_first_failure_is_told_and_not_what_follows_from_it() -> None:
 def test_a_rank_that_says_nothing_is_named_on_all(
     missing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gids.loader.store_group._VERDICT_S", 0.3)
-    monkeypatch.setattr("gids.loader.store_group._PATIENCE_S", 0.05)
+    monkeypatch.setattr("gids.loader.ranks._VERDICT_S", 0.3)
+    monkeypatch.setattr("gids.loader.ranks._PATIENCE_S", 0.05)
     groups = make(HashStore(), timeout_s=0.2)
     name = groups[0].name_of(missing)
     del groups[missing]

@@ -41,7 +41,7 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, RowMemory, Superbatch, device_rows
 from gids.packs import memory as pack_memory
-from gids.packs.row_memory import Wanted
+from gids.packs.memory import Wanted
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
