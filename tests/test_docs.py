@@ -119,7 +119,7 @@ def test_snippets_run(
     frameworks = {"dgl": "gids.dgl", "torch_geometric": "torch_geometric"}  # gids.dgl makes DGL importable
     for word, module in frameworks.items():
         if any(s.runs and word in s.code for s in snippets(page)):
-            pytest.importorskip(module)
+            pytest.importorskip(module, exc_type=ImportError)
     shutil.copytree(datasets, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "snippet", "train": train}

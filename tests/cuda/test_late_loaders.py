@@ -138,7 +138,7 @@ def of_pyg_nodes(source: gids.Source) -> tuple[Any, Made]:
 
 
 def of_dgl_nodes(source: gids.Source) -> tuple[Any, Made]:
-    dgl = pytest.importorskip("gids.dgl")
+    dgl = pytest.importorskip("gids.dgl", exc_type=ImportError)
     from dgl.dataloading import NeighborSampler
 
     graph, sampler = dgl.graph(source), NeighborSampler([4, 4], prefetch_node_feats=["feat"])

@@ -29,7 +29,7 @@ def test_cooperative_training_gives_the_weights_of_one_process(
     clustered: Path, ranks: RankPool, layers: str
 ) -> None:
     if layers == "dgl":
-        pytest.importorskip("gids.dgl")
+        pytest.importorskip("gids.dgl", exc_type=ImportError)
     [(alone, expected)] = ranks.run(1, train_together, clustered, layers)
     assert alone[-1] < alone[0] / 2
     parts, size = clustered.with_name(f"parts-{layers}"), 4 if layers == "torch" else 2

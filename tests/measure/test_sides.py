@@ -97,7 +97,7 @@ def test_headroom_is_measured_unless_it_is_given(config, limit):
 
 @pytest.mark.slow
 def test_training_stops_after_the_minibatch_in_which_the_time_is_up(config, monkeypatch):
-    pytest.importorskip("gids.dgl")
+    pytest.importorskip("gids.dgl", exc_type=ImportError)
     train_here(monkeypatch)
     found = sides.run_side(replace(config, most_seconds=1e-9), limited=False)
     assert found.batches == 1

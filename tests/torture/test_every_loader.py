@@ -24,4 +24,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, TortureData]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [*USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
 def test_a_run_that_is_drawn(one_thread: None, data: dict[bool, TortureData], number: int) -> None:
+    if torture_run.draw(number).kind in ("DGL", "GraphBolt"):
+        pytest.importorskip("gids.dgl", exc_type=ImportError)
     assert torture_run.torture(number, data)
