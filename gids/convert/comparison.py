@@ -12,11 +12,10 @@ import torch
 
 from gids.convert.source import Source
 from gids.errors import FormatError
-from gids.store.dtypes import equal_values
+from gids.store.dtypes import equal_values, scales_of
 from gids.store.feature_store import FeatureStore
 from gids.store.files import array_rows
 from gids.store.ids import ID_ROLES
-from gids.store.quantize import scales_of
 from gids.store.rows import Rows, blocks, read_range
 from gids.store.table import Table
 from gids.write.narrow import Narrowing, Tally, describe_rounding, first_place

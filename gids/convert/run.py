@@ -19,11 +19,10 @@ from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.untrusted import from_library
 from gids.errors import FormatError, naming
-from gids.store.dtypes import dtype_name, table_dtype
+from gids.store.dtypes import check_scale, dtype_name, stored_geometry, stored_row_bytes, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.manifest import MANIFEST
 from gids.store.names import HEAT_ROLES, Relation, describe_type
-from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
 from gids.store.rows import Rows, blocks
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edges import EDGE_BYTES, EdgeSource

@@ -16,7 +16,7 @@ from dgl import heterograph_index, utils
 from gids.loader.row_source import RowSource
 from gids.loader.source import Dataset
 from gids.store import FeatureStore, Graph
-from gids.store.mapped_file import private_tensor
+from gids.store.files import private_tensor
 from gids.store.part import refuse_part
 
 

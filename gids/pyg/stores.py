@@ -25,7 +25,7 @@ from gids.errors import MissingError
 from gids.loader.row_source import RowSource
 from gids.pyg.hops import STORED
 from gids.store import Graph, graphs_of
-from gids.store.mapped_file import private_tensor
+from gids.store.files import private_tensor
 from gids.store.names import NODE, RELATION, Relation, describe_type
 from gids.store.part import refuse_part
 

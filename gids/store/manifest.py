@@ -21,11 +21,17 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError, naming
-from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES, dtype_name
+from gids.store.dtypes import (
+    ARRAY_DTYPES,
+    TABLE_DTYPES,
+    check_scale,
+    dtype_name,
+    stored_geometry,
+    stored_row_bytes,
+)
 from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
 from gids.store.ids import ID_ROLES
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_type, table_name
-from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
 
 FORMAT = "gids"
 VERSION = 1

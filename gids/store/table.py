@@ -19,14 +19,13 @@ import torch
 
 from gids import _core
 from gids.errors import StorageError
-from gids.store.dtypes import TABLE_DTYPES, byte_view, make_bools_proper
+from gids.store.dtypes import TABLE_DTYPES, byte_view, make_bools_proper, unpack_rows
 from gids.store.files import Locator, load_array, load_scales, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
 from gids.store.part import Held
-from gids.store.quantize import unpack_rows
-from gids.store.scan import PageReader, read_ahead
+from gids.store.rows import PageReader, read_ahead
 from gids.stored_file import StoredFile, opened
 
 

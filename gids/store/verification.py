@@ -21,8 +21,7 @@ from gids.store.ids import checked_keys
 from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import directory_faults, edge_faults, owner_faults, part_paths
-from gids.store.rows import FileRows, Rows, blocks
-from gids.store.scan import PageReader, in_order
+from gids.store.rows import FileRows, PageReader, Rows, blocks, in_order
 from gids.stored_file import StoredFile, replaced
 
 _BLOCK_BYTES = 8 << 20

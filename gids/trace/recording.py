@@ -45,7 +45,7 @@ from gids.closing import Closing
 from gids.cuda import on_host
 from gids.errors import FormatError, MissingError
 from gids.loader import FeatureLoader, Observer
-from gids.store.mapped_file import MappedArray
+from gids.store.files import MappedArray
 from gids.store.table import Table, positions_of
 
 if TYPE_CHECKING:

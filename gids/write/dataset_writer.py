@@ -20,7 +20,7 @@ import torch
 
 from gids.errors import FormatError, StorageError, naming
 from gids.store.array_checks import as_int64, checked_ids, checked_order
-from gids.store.dtypes import TABLE_DTYPES, dtype_name, is_whole
+from gids.store.dtypes import TABLE_DTYPES, check_scale, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, div_ceil, table_page_bytes
 from gids.store.manifest import (
@@ -35,7 +35,6 @@ from gids.store.manifest import (
     table_entry,
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, shard_paths, table_name, table_path
-from gids.store.quantize import check_scale
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array

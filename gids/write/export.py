@@ -18,9 +18,9 @@ import torch
 
 from gids.errors import FormatError, StorageError
 from gids.store import Table
+from gids.store.dtypes import SCALE_BYTES, split_rows
 from gids.store.files import npy_header
 from gids.store.ids import NodeIds
-from gids.store.quantize import SCALE_BYTES, split_rows
 from gids.write.files import check_space
 from gids.write.publish import already_exists
 

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError
-from gids.store.dtypes import dtype_name, equal_values
-from gids.store.quantize import RELATIVE_BOUND, pack_rows, scales_of, stored_row_bytes
+from gids.store.dtypes import RELATIVE_BOUND, dtype_name, equal_values, pack_rows, scales_of, stored_row_bytes
 from gids.store.rows import GeneratedRows, Rows, blocks, read_range
 
 _PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries are small

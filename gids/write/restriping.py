@@ -16,7 +16,7 @@ from gids.store.files import Locator, open_dataset, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import shard_paths
-from gids.store.scan import PageReader
+from gids.store.rows import PageReader
 from gids.write.files import check_space, link_file
 from gids.write.page_sink import PageSink
 from gids.write.publish import changing, dataset_path, stripe_directories

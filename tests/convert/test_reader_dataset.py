@@ -130,7 +130,7 @@ def test_rows_with_a_scale_are_not_rounded_again(tmp_path, scale, magnitude):
 
 def test_scales_of_another_writer_are_refused_if_a_value_would_change(tmp_path, capsys, monkeypatch):
     """int8 100, -50 and 3 with a scale of 1e-39 cannot be quantized again: the least scale is 2^-126."""
-    monkeypatch.setattr("gids.store.quantize.scales_of", lambda maxima: torch.full_like(maxima, 1e-39))
+    monkeypatch.setattr("gids.store.dtypes.scales_of", lambda maxima: torch.full_like(maxima, 1e-39))
     rows = torch.tensor([[100.0, -50.0, 3.0]]) * 1e-39
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "_N", "x", rows, dtype=torch.int8, scale="row")

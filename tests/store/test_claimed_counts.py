@@ -15,11 +15,10 @@ from datasets import sign, write_dataset
 from gids import FeatureStore, FormatError
 from gids.cli import main
 from gids.store import verify
-from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
+from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES, stored_row_bytes
 from gids.store.files import npy_header
 from gids.store.geometry import Geometry
 from gids.store.manifest import load_manifest
-from gids.store.quantize import stored_row_bytes
 from gids.write import DatasetWriter
 
 MANY = 1 << 31

@@ -27,7 +27,7 @@ from gids.errors import StorageError
 from gids.heat import write_heat
 from gids.loader import pack_switch, sampled_ahead
 from gids.store import FeatureStore, files, verify
-from gids.store.mapped_file import private_tensor
+from gids.store.files import private_tensor
 from gids.write import DatasetWriter, create_table
 
 NODES, DIM = 600, 24

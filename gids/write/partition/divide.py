@@ -38,8 +38,7 @@ from gids.store.manifest import (
 )
 from gids.store.names import encode_path, shard_paths, table_path
 from gids.store.part import part_name
-from gids.store.rows import read_range
-from gids.store.scan import read_ahead
+from gids.store.rows import read_ahead, read_range
 from gids.stored_file import AnyFile, open_descriptor
 from gids.write.files import ArrayFile, link_file, sync_files, write_array
 from gids.write.page_sink import MAX_BLOCK_BYTES, PageSink, table_files
