@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from gids.errors import FormatError, StorageError
 
 if TYPE_CHECKING:
-    from gids.convert.readers.reader import Choices, Reader
+    from gids.convert.source import Choices, Reader
 
 MAX_MESSAGE_CHARS = 300  # of a library's message
 _ZIP_MEMORY_BYTES = 128 << 20  # for the directory of a zip file: of about 100,000 members

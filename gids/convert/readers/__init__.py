@@ -18,8 +18,7 @@ from gids.convert.readers import (
     pyg,
     tables,
 )
-from gids.convert.readers.reader import READER_BYTES, Choices, Reader
-from gids.convert.source import Source
+from gids.convert.source import READER_BYTES, Choices, Reader, Source
 from gids.convert.untrusted import try_to_read
 from gids.errors import FormatError
 

@@ -21,12 +21,13 @@ from gids.convert.array_files import (
     open_raw,
 )
 from gids.convert.edges import add_weights, edge_rows
-from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import (
     IDS,
     LABELS,
     MASKS,
+    Choices,
     InEdges,
+    Reader,
     Source,
     dotted_relation,
     folders_in,

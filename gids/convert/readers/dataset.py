@@ -11,8 +11,16 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source, StoredGraph, StoredTable, TableSource, source_files
+from gids.convert.source import (
+    Choices,
+    InEdges,
+    Reader,
+    Source,
+    StoredGraph,
+    StoredTable,
+    TableSource,
+    source_files,
+)
 from gids.errors import StorageError
 from gids.store.array_checks import check_ids, file_crc32c
 from gids.store.feature_store import FeatureStore

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import LABELS, InEdges, Source
+from gids.convert.source import LABELS, Choices, InEdges, Reader, Source
 from gids.convert.untrusted import check_file, parsing, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole

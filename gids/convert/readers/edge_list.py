@@ -13,9 +13,8 @@ import torch
 from gids.convert.array_files import is_npy, open_numbers, open_raw
 from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, is_edge_array
 from gids.convert.readers.arrays import NamedArrays, directory_arrays
-from gids.convert.readers.reader import Choices, Reader
 from gids.convert.readers.tables import has_node_tables, is_node_csv, refuse_unused
-from gids.convert.source import Source, described
+from gids.convert.source import Choices, Reader, Source, described
 from gids.convert.stream_rows import derived
 from gids.convert.text_table import NotANumber, header_of, read_columns
 from gids.errors import FormatError

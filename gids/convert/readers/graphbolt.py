@@ -16,8 +16,7 @@ import torch
 
 from gids.convert.array_files import open_npy
 from gids.convert.edges import edge_pairs, edge_rows
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, split_relation
+from gids.convert.source import Choices, Reader, Source, split_relation
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.text_table import read_pairs, read_text
 from gids.convert.torch_file import load_torch, mapped_rows

@@ -14,8 +14,7 @@ import torch
 from gids.convert.array_files import is_npy, open_numbers, open_raw
 from gids.convert.edges import count_by_edges, edge_pairs
 from gids.convert.labels import normalised
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, folders_in
+from gids.convert.source import Choices, Reader, Source, folders_in
 from gids.convert.stream_rows import column_of, derived
 from gids.errors import FormatError
 from gids.store.names import SPLITS, Relation

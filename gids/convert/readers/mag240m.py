@@ -7,8 +7,7 @@ from pathlib import Path
 from gids.convert.array_files import open_numbers
 from gids.convert.edges import edge_rows
 from gids.convert.labels import normalised
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, folders_in, split_relation
+from gids.convert.source import Choices, Reader, Source, folders_in, split_relation
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
 

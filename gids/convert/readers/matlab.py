@@ -14,8 +14,7 @@ import torch
 from gids.convert.array_files import SparseRows
 from gids.convert.edges import add_weights
 from gids.convert.labels import normalised
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import LABELS, InEdges, Source
+from gids.convert.source import LABELS, Choices, InEdges, Reader, Source
 from gids.convert.stream_rows import derived
 from gids.convert.untrusted import check_file, import_library, parsing, starts_with
 from gids.errors import FormatError

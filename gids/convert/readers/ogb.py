@@ -16,8 +16,7 @@ from gids.convert.array_files import open_npz
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.labels import find_times, normalised
 from gids.convert.readers.arrays import NamedArrays
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, folders_in, numbers
+from gids.convert.source import Choices, Reader, Source, folders_in, numbers
 from gids.convert.stream_rows import column_of
 from gids.convert.text_table import first_words, read_pairs, read_text
 from gids.convert.torch_file import load_torch_dict, value_rows

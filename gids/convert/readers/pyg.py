@@ -14,8 +14,7 @@ import torch
 
 from gids.convert.edges import add_weights, count_by_edges, edge_rows, largest_id
 from gids.convert.labels import find_times
-from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source, whole_number
+from gids.convert.source import Choices, InEdges, Reader, Source, whole_number
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.convert.untrusted import shown
 from gids.errors import FormatError

@@ -19,8 +19,16 @@ from gids.convert.arrow_table import ArrowTable, is_arrow
 from gids.convert.csv_table import CSV_SUFFIXES, NUMBERED, CsvTable, csv_header, is_csv
 from gids.convert.edges import count_by_edges, end_columns, is_end
 from gids.convert.node_ids import NodesById, are_positions
-from gids.convert.readers.reader import READER_BYTES, Choices, Reader
-from gids.convert.source import LABELS, MASKS, Source, dotted_relation, once_each
+from gids.convert.source import (
+    LABELS,
+    MASKS,
+    READER_BYTES,
+    Choices,
+    Reader,
+    Source,
+    dotted_relation,
+    once_each,
+)
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
