@@ -281,7 +281,7 @@ def _explained(error: OSError, path: Path) -> OSError:
             "command again"
         )
     elif error.errno == errno.EBUSY:
-        what = "a mount point cannot be replaced; give the dataset another name, which may be inside it"
+        what = "a mount point cannot be replaced; give another name, or mount the directory that it is in"
     else:
         return error
     return StorageError(error.errno, what, path)

@@ -166,10 +166,12 @@ class Workplace:
 
     def _check_name(self) -> None:
         if os.path.lexists(self.path):
-            if os.path.ismount(self.path):
+            if _mount_id(self.path) != _mount_id(self.path.parent):
+                inside = f"give a name inside it, such as {self.path / 'data.gids'}"
+                outside = "give another name, or mount the directory that it is in"
                 raise FileExistsError(
-                    f"{self.path} is a mount point, which cannot be replaced: give a name inside it, such as "
-                    f"{self.path / 'data.gids'}"
+                    f"{self.path} is a mount point, which cannot be replaced: "
+                    f"{outside if is_dataset(self.path) else inside}"
                 )
             if not self._overwrite:
                 raise already_exists(self.path)
@@ -381,3 +383,12 @@ def _free(directories: Sequence[Path]) -> str:
     has_inodes, free_bytes, fullest = min(free, key=lambda disk: disk[:2])
     where = f" on the disk of {fullest}" if len(directories) > 1 else ""
     return f"{format_bytes(free_bytes)}{', no inodes' * (not has_inodes)} free{where}"
+
+
+def _mount_id(path: Path) -> str:
+    """Of the mount that a path is in. os.path.ismount() takes subvolumes of Btrfs for mounts."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split()[0]
+    finally:
+        os.close(fd)

@@ -280,12 +280,23 @@ def test_nothing_but_the_dataset_is_left_in_fuse(tmp_path):
         assert os.listdir(place) == ["a.gids"]
 
 
-def test_a_mount_point_is_refused_before_the_conversion():
+def test_a_mount_point_is_refused_before_the_conversion(tmp_path):
     with small_disk("1m") as place:
         for overwrite in (False, True):
             with pytest.raises(FileExistsError, match="is a mount point, which cannot be replaced"):
                 DatasetWriter(place, overwrite=overwrite)
+        shutil.copytree(write_dataset(tmp_path / "a.gids"), place, dirs_exist_ok=True)
+        with pytest.raises(FileExistsError, match="or mount the directory that it is in"):
+            DatasetWriter(place, overwrite=True)
         assert not place.with_name(f"{place.name}.partial").exists()
+
+
+def test_a_subvolume_of_btrfs_is_no_mount_point(tmp_path, source, monkeypatch):
+    path = tmp_path / "a.gids"
+    converted(source, path)
+    monkeypatch.setattr(os.path, "ismount", lambda _: True)  # as for a subvolume
+    converted(source, path, overwrite=True)
+    assert list(verify(path)) == []
 
 
 def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, source):
