@@ -53,7 +53,9 @@ class Timeline:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON in one step. Raises OSError."""
-        part = Path(f"{os.fspath(path)}.part")
+        whole = Path(path)
+        is_device = whole.exists() and not whole.is_file()  # such as /dev/stdout, which is not replaced
+        part = whole if is_device else Path(f"{whole}.part")
         events = [
             {"ph": "M", "ts": 0, "pid": _PID, "tid": _TID, "name": kind, "args": {"name": name}}
             for kind, name in (("process_name", "gids"), ("thread_name", "training loop"))
@@ -70,7 +72,8 @@ class Timeline:
         with open(part, "w") as file:
             file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
             file.write(",\n".join(map(json.dumps, events)) + "\n]}\n")
-        os.replace(part, path)
+        if not is_device:
+            part.replace(whole)
 
     def _keep(self, event: tuple[int, int, str, float | None]) -> None:
         if len(self._events) < self._most:

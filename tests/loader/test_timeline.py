@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +89,12 @@ def test_a_bounded_timeline_keeps_the_first_events(dataset: Path, tmp_path: Path
     found = written(timeline, tmp_path / "t.json")
     assert len(found["traceEvents"]) == 20 + 2
     assert found["otherData"]["events_left_out"] > 100
+
+
+def test_a_timeline_goes_to_a_pipe_without_replacing_it(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as thread:
+        text = thread.submit(path.read_text)
+        Timeline().write(path)
+        assert json.loads(text.result())["traceEvents"]
+    assert path.is_fifo()
