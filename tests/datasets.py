@@ -16,8 +16,8 @@ from gids import _core
 from gids.convert.readers import Choices, find_reader, open_source
 from gids.convert.source import Source
 from gids.store import Graph
-from gids.store.array_checks import file_crc32c
 from gids.store.names import RELATION, Relation
+from gids.store.rows import file_crc32c
 from gids.write import DatasetWriter, edge_list
 
 WRITES = ("author", "writes", "paper")

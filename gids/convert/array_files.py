@@ -22,10 +22,9 @@ from gids.convert.source import described, numbers
 from gids.convert.stream_rows import PackedRows
 from gids.convert.untrusted import at_most, check_file, open_file, open_zip, parsing, shortened, starts_with
 from gids.errors import FormatError
-from gids.store.array_checks import as_int64
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
-from gids.store.rows import ColumnRows, FileRows, Rows, read_range
+from gids.store.rows import ColumnRows, FileRows, Rows, as_int64, read_range
 from gids.write.files import check_space
 
 _HEADER_MEMORY_BYTES = 64 << 20

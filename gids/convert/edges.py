@@ -15,11 +15,10 @@ from gids.convert.source import InEdges, Source, described
 from gids.convert.stream_rows import BLOCK_BYTES, PackedRows
 from gids.convert.untrusted import MAX_MESSAGE_CHARS, shortened, shown
 from gids.errors import FormatError
-from gids.store.array_checks import as_int64, check_ids
 from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_ROWS
 from gids.store.names import Relation, describe_type
-from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, blocks
+from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, as_int64, blocks, check_ids
 from gids.write.edges import Edges, EdgeSource, edge_list, in_edges
 
 _SOURCES = ("src", "source", "src_id", "u", "from")

@@ -15,10 +15,9 @@ import torch
 from gids.convert.source import Mask, Source, described
 from gids.convert.stream_rows import BLOCK_BYTES, column_of, derived, saved
 from gids.errors import FormatError
-from gids.store.array_checks import as_int64
 from gids.store.dtypes import UINT64
 from gids.store.names import SPLITS, describe_type
-from gids.store.rows import Rows, as_rows, blocks
+from gids.store.rows import Rows, as_int64, as_rows, blocks
 
 _MAX_TIME = float(1 << 53)  # beyond it, float64 has no odd numbers
 

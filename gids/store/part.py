@@ -14,10 +14,10 @@ import numpy as np
 
 from gids import _core
 from gids.errors import FormatError
-from gids.store.array_checks import MARK_ROWS
 from gids.store.files import Locator, read_manifest
 from gids.store.manifest import OWNER, Manifest, NodesEntry, Part, RelationEntry
 from gids.store.names import describe_type
+from gids.store.rows import MARK_ROWS
 
 if TYPE_CHECKING:
     from gids.store.feature_store import FeatureStore

@@ -14,14 +14,23 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError, StorageError
-from gids.store.array_checks import checked_ids, checked_indptr, checked_order, file_crc32c
 from gids.store.files import Locator, array_bytes, array_rows, faults, shard_files
 from gids.store.graph import Graph, first_out_of_order
 from gids.store.ids import checked_keys
 from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import directory_faults, edge_faults, owner_faults, part_paths
-from gids.store.rows import FileRows, PageReader, Rows, blocks, in_order
+from gids.store.rows import (
+    FileRows,
+    PageReader,
+    Rows,
+    blocks,
+    checked_ids,
+    checked_indptr,
+    checked_order,
+    file_crc32c,
+    in_order,
+)
 from gids.stored_file import StoredFile, replaced
 
 _BLOCK_BYTES = 8 << 20

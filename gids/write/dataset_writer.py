@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, StorageError, naming
-from gids.store.array_checks import as_int64, checked_ids, checked_order
 from gids.store.dtypes import TABLE_DTYPES, check_scale, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, div_ceil, table_page_bytes
@@ -35,7 +34,7 @@ from gids.store.manifest import (
     table_entry,
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, shard_paths, table_name, table_path
-from gids.store.rows import Rows, Values, as_rows, blocks
+from gids.store.rows import Rows, Values, as_int64, as_rows, blocks, checked_ids, checked_order
 from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype

@@ -20,8 +20,20 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
-from gids.store.array_checks import as_int64, check_ids, check_whole, checked_ids, checked_indptr
-from gids.store.rows import FileRows, Rows, Values, as_rows, blocks, in_order, read_range
+from gids.store.rows import (
+    FileRows,
+    Rows,
+    Values,
+    as_int64,
+    as_rows,
+    blocks,
+    check_ids,
+    check_whole,
+    checked_ids,
+    checked_indptr,
+    in_order,
+    read_range,
+)
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]  # sources, destinations, ids: int64[n] each
 EdgePieces = Callable[[int], Iterator[Edges]]  # argument: maximum bytes of one array of a piece

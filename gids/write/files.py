@@ -19,10 +19,10 @@ from gids import _core
 from gids.closing import Closing
 from gids.errors import StorageError
 from gids.sizes import format_bytes
-from gids.store.array_checks import file_crc32c
 from gids.store.dtypes import ARRAY_DTYPES
 from gids.store.files import npy_header
 from gids.store.manifest import ArrayEntry
+from gids.store.rows import file_crc32c
 
 
 def sync_directory(path: Path) -> None:

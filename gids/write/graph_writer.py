@@ -10,12 +10,11 @@ import numpy as np
 
 from gids.closing import Closing
 from gids.errors import FormatError
-from gids.store.array_checks import checked_ids, checked_indptr
 from gids.store.dtypes import UINT64, is_whole
 from gids.store.files import map_array
 from gids.store.manifest import ArrayEntry
 from gids.store.names import RELATION, Relation, encode_path
-from gids.store.rows import Rows, blocks
+from gids.store.rows import Rows, blocks, checked_ids, checked_indptr
 from gids.write.edges import EdgeSorter, EdgeSource
 from gids.write.files import ArrayFile
 

@@ -22,10 +22,9 @@ import torch
 
 from gids import _core
 from gids.closing import Closing
-from gids.store.array_checks import file_crc32c
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
-from gids.store.rows import Rows, in_order, read_exactly
+from gids.store.rows import Rows, file_crc32c, in_order, read_exactly
 from gids.stored_file import opened
 from gids.write.files import aligned_zeros, open_sized, sync_files, write_directly, write_exactly
 from gids.write.narrow import cast_exactly

@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from gids.errors import FormatError, StorageError
-from gids.store.array_checks import file_crc32c
 from gids.store.files import read_manifest
 from gids.store.manifest import MANIFEST, Manifest, dump_manifest
 from gids.store.part import part_paths
+from gids.store.rows import file_crc32c
 from gids.write.files import lock, sync_directory, write_synced
 
 _MARK = "gids-shards.json"

@@ -23,11 +23,10 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError, StorageError
-from gids.store.array_checks import MARK_ROWS
 from gids.store.dtypes import byte_view
 from gids.store.geometry import div_ceil
 from gids.store.manifest import position_dtype
-from gids.store.rows import Rows, read_exactly, read_range
+from gids.store.rows import MARK_ROWS, Rows, read_exactly, read_range
 from gids.write.edges import EdgePieces, Edges, EdgeSource
 from gids.write.files import sync_files
 from gids.write.graph_writer import sorted_in_edges

@@ -10,9 +10,9 @@ from model import int8_with_a_scale
 
 from gids import FormatError, StorageError
 from gids.store import FeatureStore, GeneratedRows, verify
-from gids.store.array_checks import file_crc32c
 from gids.store.files import load_scales, read_manifest
 from gids.store.manifest import ArrayEntry
+from gids.store.rows import file_crc32c
 from gids.write import DatasetWriter
 
 ROW_COUNT = 37

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gids import _core
-from gids.store.array_checks import file_crc32c
 from gids.store.manifest import table_entry
+from gids.store.rows import file_crc32c
 from gids.write.files import aligned_zeros, write_directly, write_exactly
 from gids.write.page_sink import PageSink
 

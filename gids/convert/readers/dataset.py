@@ -22,14 +22,13 @@ from gids.convert.source import (
     source_files,
 )
 from gids.errors import StorageError
-from gids.store.array_checks import check_ids, file_crc32c
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, array_rows, read_manifest
 from gids.store.ids import ID_ROLES
 from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
-from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks
+from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks, check_ids, file_crc32c
 from gids.store.table import Table, positions_of
 from gids.write.publish import is_dataset
 

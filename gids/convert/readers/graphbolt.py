@@ -22,9 +22,8 @@ from gids.convert.text_table import read_pairs, read_text
 from gids.convert.torch_file import load_torch, mapped_rows
 from gids.convert.untrusted import at_most, import_library, open_file, parsing, shown
 from gids.errors import FormatError
-from gids.store.array_checks import as_int64, checked_ids
 from gids.store.names import NODE, RELATION, Relation, check_name
-from gids.store.rows import GeneratedRows, Rows, read_range
+from gids.store.rows import GeneratedRows, Rows, as_int64, checked_ids, read_range
 
 _MAX_YAML_BYTES = 256 << 10  # about a thousand entries, which PyYAML reads in seconds
 _YAML_MEMORY_BYTES = 256 << 20  # merge keys can make a huge mapping of a few lines

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from gids.errors import StorageError
-from gids.store.array_checks import file_crc32c
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, array_bytes, map_array
 from gids.store.geometry import div_ceil
@@ -38,7 +37,7 @@ from gids.store.manifest import (
 )
 from gids.store.names import encode_path, shard_paths, table_path
 from gids.store.part import part_name
-from gids.store.rows import read_ahead, read_range
+from gids.store.rows import file_crc32c, read_ahead, read_range
 from gids.stored_file import AnyFile, open_descriptor
 from gids.write.files import ArrayFile, link_file, sync_files, write_array
 from gids.write.page_sink import MAX_BLOCK_BYTES, PageSink, table_files

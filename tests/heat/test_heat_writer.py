@@ -1,4 +1,4 @@
-"""Heat is added in one step. test_kills.py kills its writer."""
+"""Heat is added in one step. tests/write/test_kills.py kills its writer."""
 
 import os
 import threading
