@@ -19,7 +19,7 @@ from gids.errors import MissingError
 from gids.sampler.device import PinnedGraph
 from gids.sampler.minibatch import Minibatch, PerType
 from gids.store import Graph
-from gids.store.graph import first_out_of_order
+from gids.store.feature_store import first_out_of_order
 from gids.store.names import Relation, describe_type
 
 AnyGraph = Graph | PinnedGraph

@@ -1,7 +1,6 @@
 """Open, read and check datasets on disk. See docs/internals/format.md. `gids.write` makes them."""
 
-from gids.store.feature_store import FeatureStore, graphs_of, open_store
-from gids.store.graph import Graph
+from gids.store.feature_store import FeatureStore, Graph, graphs_of, open_store
 from gids.store.manifest import Part
 from gids.store.part import Held, NotHeldError
 from gids.store.rows import GeneratedRows, Rows

@@ -14,8 +14,8 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError, StorageError
+from gids.store.feature_store import Graph, first_out_of_order
 from gids.store.files import Locator, array_bytes, array_rows, faults, shard_files
-from gids.store.graph import Graph, first_out_of_order
 from gids.store.ids import checked_keys
 from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS

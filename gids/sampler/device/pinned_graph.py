@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from gids.cuda import Device, Mapping, Stream
-    from gids.store.graph import Graph
+    from gids.store.feature_store import Graph
 
 _ON_DEVICE: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
 """The arrays that are in device memory, by topology_on."""

@@ -19,8 +19,7 @@ import numpy as np
 
 from gids import _core, dgl_finder
 from gids.errors import FormatError
-from gids.store.feature_store import FeatureStore
-from gids.store.graph import Graph
+from gids.store.feature_store import FeatureStore, Graph
 from gids.store.ids import mixed
 from gids.store.manifest import Manifest, owner_dtype
 from gids.write.edges import EDGE_BYTES, Edges, EdgeSource, in_edges
