@@ -21,7 +21,7 @@ namespace gids::io {
 namespace {
 
 constexpr u32 alignment_max = 1u << 16;
-constexpr u32 btrfs = 0x9123683E;
+constexpr u32 btrfs = 0x9123683E, overlay = 0x794C7630;
 
 std::system_error error(int code, const std::string& text) { return {code, std::generic_category(), text}; }
 
@@ -66,10 +66,12 @@ std::optional<Alignment> stated_alignment(int fd) {
 }
 
 // The least power of two from 512 with which a direct read is not refused; on Btrfs, which reads through the page cache
-// what is not aligned to its blocks, the size of these.
+// what is not aligned to its blocks, and on an overlay, which may be one of Btrfs, the size of these.
 Alignment probed_alignment(int fd) {
   struct statfs s{};
-  const u32 least = fstatfs(fd, &s) == 0 && static_cast<u32>(s.f_type) == btrfs ? static_cast<u32>(s.f_bsize) : 512;
+  const u32 type = fstatfs(fd, &s) == 0 ? static_cast<u32>(s.f_type) : 0;
+  const bool in_blocks = type == btrfs || type == overlay;
+  const u32 least = in_blocks ? std::clamp(static_cast<u32>(s.f_bsize), 512u, alignment_max) : 512;
   const off_t data = std::max<off_t>(0, lseek(fd, 0, SEEK_DATA));  // a read of a hole is never refused
   std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(alignment_max, 2 * alignment_max), &std::free);
   for (u32 a = least; a <= alignment_max; a *= 2) {
@@ -89,8 +91,8 @@ std::string file_system_name(int fd) {
     const char* name;
   };
   static constexpr Name names[] = {
-      {0xEF53, "ext4"},         {0x58465342, "xfs"},      {btrfs, "btrfs"}, {0x01021994, "tmpfs"},
-      {0x794C7630, "overlay"},  {0x6969, "nfs"},          {0x65735546, "fuse"},  {0x2FC12FC1, "zfs"},
+      {0xEF53, "ext4"},         {0x58465342, "xfs"},      {btrfs, "btrfs"},         {0x01021994, "tmpfs"},
+      {overlay, "overlay"},     {0x6969, "nfs"},          {0x65735546, "fuse"},  {0x2FC12FC1, "zfs"},
       {0x9FA0, "proc"},         {0x62656572, "sysfs"},    {0xF2F52010, "f2fs"},  {0x01021997, "9p"},
       {0xFF534D42, "cifs"},     {0x858458F6, "ramfs"},    {0x00C36400, "ceph"},  {0x0BD00BD0, "lustre"},
       {0x73717368, "squashfs"}, {0xCA451A4E, "bcachefs"}, {0xFE534D42, "smb2"},  {0x47504653, "gpfs"},

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import overlay
 
 import gids.io
 
@@ -379,9 +380,14 @@ def test_a_copy_that_shares_blocks_is_read_in_short_pieces_too(tmp_path: Path) -
             assert gids.io.probe(disk / name) == before
 
 
-def test_btrfs_is_read_in_whole_blocks(tmp_path: Path) -> None:
+def test_btrfs_is_read_in_whole_blocks_also_in_an_overlay(tmp_path: Path) -> None:
     """It reads others through the page cache, without an error."""
     with new_disk(tmp_path, "mkfs.btrfs", 120 << 20) as disk:
         file = disk / "shard.bin"
         file.write_bytes(os.urandom(4 * BLOCK))
         assert gids.io.probe(file)["alignment"] == os.statvfs(disk).f_bsize
+        lower = tmp_path / "lower"
+        lower.mkdir()
+        with overlay(lower, disk) as place:
+            file = shutil.copy(file, place)
+            assert gids.io.probe(file)["alignment"] == os.statvfs(disk).f_bsize
