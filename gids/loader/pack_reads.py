@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,11 +68,13 @@ class PackReads:
 
     @property
     def scratch(self) -> Scratch | None:
-        """Where packs go; looked for once."""
+        """Where packs go; looked for once. Raises OSError."""
         if not self._looked:
-            self._scratch = self._lender.scratch(
-                self.options, [path for t in self.tables for path in t.shard_paths]
-            )
+            shards = [path for t in self.tables for path in t.shard_paths]
+            try:
+                self._scratch = self._lender.scratch(self.options, shards)
+            except ValueError as error:  # since gids.open(), memory was mounted there
+                raise OSError(errno.ENODEV, str(error)) from error
             self._looked = True
         return self._scratch
 

@@ -93,11 +93,12 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
     assert not scratch_files(path)
 
 
-@pytest.mark.parametrize("reads", ["auto", "pack"])
+@pytest.mark.parametrize(("reads", "is_memory"), [("auto", False), ("pack", False), ("pack", True)])
 def test_a_scratch_directory_that_is_gone_after_opening(
     path: Path,
     epochs: list[list[Minibatch]],
     reads: str,
+    is_memory: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -108,7 +109,12 @@ def test_a_scratch_directory_that_is_gone_after_opening(
     directory = tmp_path / "scratch"
     directory.mkdir()
     with open_source(path, reads, scratch=directory) as source, open_loader(source) as loader:
-        directory.rmdir()
+        if is_memory:  # was mounted there
+            monkeypatch.setattr(
+                "gids.packs.scratch._IN_MEMORY", {gids.io.probe(path / "manifest.json")["file_system"]}
+            )
+        else:
+            directory.rmdir()
         for expected in epochs[:2]:
             assert_all_same(expected, loader)
     [warning] = warnings_of(caplog)
