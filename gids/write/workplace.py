@@ -387,7 +387,7 @@ def _free(directories: Sequence[Path]) -> str:
 
 def _mount_id(path: Path) -> str:
     """Of the mount that a path is in. os.path.ismount() takes subvolumes of Btrfs for mounts."""
-    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         return Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split()[0]
     finally:

@@ -291,6 +291,14 @@ def test_a_mount_point_is_refused_before_the_conversion(tmp_path):
         assert not place.with_name(f"{place.name}.partial").exists()
 
 
+def test_a_dataset_below_a_link_to_another_disk_is_replaced(tmp_path):
+    with small_disk("4m") as disk:
+        (tmp_path / "link").symlink_to(disk)
+        for overwrite in (False, True):
+            path = write_dataset(tmp_path / "link/a.gids", overwrite=overwrite)
+        assert list(verify(path)) == []
+
+
 def test_a_subvolume_of_btrfs_is_no_mount_point(tmp_path, source, monkeypatch):
     path = tmp_path / "a.gids"
     converted(source, path)
