@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 import subprocess
 import tempfile
@@ -18,16 +17,12 @@ from gids.packs import ScratchFull
 
 
 @contextlib.contextmanager
-def small_disk(size: str) -> Iterator[Path]:
-    """A new file system of this size. Skips if mounting is not allowed."""
+def mounted(command: list[str | Path], what: str) -> Iterator[Path]:
+    """A new directory, the last argument of this command, which mounts there. Skips if it fails."""
     place = Path(tempfile.mkdtemp())
-    if (
-        os.geteuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True
-        ).returncode
-    ):
-        pytest.skip("cannot mount a small file system here")
+    if subprocess.run([*command, place], capture_output=True).returncode:
+        place.rmdir()
+        pytest.skip(f"cannot mount {what} here")
     try:
         yield place
     finally:
@@ -35,36 +30,25 @@ def small_disk(size: str) -> Iterator[Path]:
         place.rmdir()
 
 
-@contextlib.contextmanager
-def overlay(lower: Path, upper: Path) -> Iterator[Path]:
+def small_disk(size: str) -> contextlib.AbstractContextManager[Path]:
+    """A new file system of this size. Skips if mounting is not allowed."""
+    return mounted(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs"], "a small file system")
+
+
+def overlay(lower: Path, upper: Path) -> contextlib.AbstractContextManager[Path]:
     """A new overlay of two directories, as a container has it. Skips if mounting is not allowed."""
-    place = Path(tempfile.mkdtemp())
     folders = [upper / "changes", upper / "work"]
     for folder in folders:
         folder.mkdir()
-    layers = f"lowerdir={lower},upperdir={folders[0]},workdir={folders[1]}"
-    command = ["mount", "-t", "overlay", "-o", f"xino=off,redirect_dir=off,{layers}", "overlay", place]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("cannot mount an overlay here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-        place.rmdir()
+    options = f"xino=off,redirect_dir=off,lowerdir={lower},upperdir={folders[0]},workdir={folders[1]}"
+    return mounted(["mount", "-t", "overlay", "-o", options, "overlay"], "an overlay")
 
 
-@contextlib.contextmanager
-def fuse(folder: Path, *options: str) -> Iterator[Path]:
+def fuse(folder: Path, *options: str) -> contextlib.AbstractContextManager[Path]:
     """A new FUSE file system of a folder. Skips without bindfs."""
-    place = Path(tempfile.mkdtemp())
-    command = ["bindfs", *options, folder, place]
-    if shutil.which("bindfs") is None or subprocess.run(command, capture_output=True).returncode:
+    if shutil.which("bindfs") is None:
         pytest.skip("no bindfs here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-        place.rmdir()
+    return mounted(["bindfs", *options, folder], "a FUSE file system")
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, of: type, name: str, turn: int) -> None:

@@ -5,8 +5,8 @@ Called by FeatureStore, `verify` and the writers. Array files are `.npy` with ex
 
 MappedArray: an array in such a file, memory-mapped; made here and by Table. A page that cannot be read,
 because of a device error or because the file was truncated, would end the process with SIGBUS. Native code
-and the functions of NumPy that read a MappedArray raise StorageError instead. What hides the mapping from
-them (np.asarray, torch.from_numpy, a framework) reads it as any mapping: wrap such reads in
+and the functions of NumPy that read a MappedArray raise StorageError instead. They do not notice what
+np.asarray, torch.from_numpy or a framework made of it: wrap reads of that in
 ``with gids._core.MapGuard():``, which guards the present thread.
 """
 

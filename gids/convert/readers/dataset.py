@@ -58,10 +58,11 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_nodes(nodes: NodesEntry, locate: Locator, source: Source, stored: StoredGraph) -> None:
     source.add_nodes(nodes.type, nodes.count, "the dataset")
-    entries = {
-        r: e for r, e in nodes.arrays.items() if r != HEAT_ROLES["out-degree"]
-    }  # which the writer counts
-    arrays = {role: array_rows(locate.array(entry), entry) for role, entry in entries.items()}
+    arrays = {
+        role: array_rows(locate.array(entry), entry)
+        for role, entry in nodes.arrays.items()
+        if role != HEAT_ROLES["out-degree"]  # which the writer counts
+    }
     if "label" in arrays:
         source.labels[nodes.type] = arrays["label"]
     for split in SPLITS:

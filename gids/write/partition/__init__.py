@@ -1,7 +1,7 @@
 """Divide a dataset into parts, one per process or machine. Can resume. Called by `gids partition`.
 
-What is per node is in every part; what is large, rows and edges, is divided. All parts are built beside their
-final directory and published together, by one rename.
+Rows and edges, which are large, are divided; every part has all arrays about nodes. All parts are built
+beside their final directory and published together, by one rename.
 """
 
 from __future__ import annotations
