@@ -7,6 +7,7 @@ bytes; a minibatch is any object that pickles.
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import os
 import pickle
@@ -40,6 +41,12 @@ _GROWTH = 64 << 20
 
 _GROWTH_SHARE = 64
 """The file grows by at most 1/64 of the scratch at a time."""
+
+_NARROW = 1024
+"""An int64 tensor of so many values or more is written in 4 bytes a value, if all are in [0, 2^32)."""
+
+_FAITHFUL = ("builtins", "dgl", "gids", "numpy", "torch", "torch_geometric")
+"""Packages whose objects pickle faithfully, if one of the same type did."""
 
 _CURE = "make its sampler return objects that pickle faithfully, or use reads='random'"
 
@@ -113,9 +120,10 @@ class Spool:
     """Minibatches with their rows, in the order in which they were put. Used by one thread.
 
     reads_of: returns what a minibatch reads. A minibatch that comes back from scratch must read the same.
-    on_device: its tensors are on a device. Then only minibatches with objects of new types are compared,
-    because the host would wait for training each time. spare: as of Scratch.open(). counters: get
-    "bytes_read" and "bytes_written".
+    It is unpickled on trial before it is written, unless the types of its objects are known: those of the
+    packages in _FAITHFUL are after one trial. on_device: its tensors are on a device. Then all types are, and
+    what comes back is not compared, because the host would wait for training each time. spare: as of
+    Scratch.open(). counters: get "bytes_read" and "bytes_written".
     """
 
     def __init__(
@@ -132,7 +140,7 @@ class Spool:
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
         self.table_count = table_count
         self._reads_of, self._on_device = reads_of, on_device
-        self._types: set[type] = set()  # of the objects that are known to unpickle, for a device
+        self._types: set[type] = set()  # that are known to unpickle
         self._records: list[_Record] = []
         self._kept: list[object] = []  # what minibatches refer to: graphs of the dataset
         self._end = 0
@@ -157,10 +165,10 @@ class Spool:
 
         The result may raise StorageError too, and then drop_from() must follow.
         """
-        pieces: list[Any] = [*reads.rows, *self._pickled(minibatch, reads)]
+        pieces = [(array, _stored(array)) for array in (*reads.rows, *self._pickled(minibatch, reads))]
         parts, end = [], 0
-        for piece in pieces:
-            size = piece.nbytes
+        for array, stored in pieces:
+            size = len(array) * stored.itemsize
             parts.append((end, size))
             end = align_up(end + size, 64)
         nbytes = align_up(max(end, 1), BLOCK)
@@ -173,9 +181,8 @@ class Spool:
         if nbytes > len(staging):
             staging = mmap.mmap(-1, align_up(nbytes + nbytes // 4, BLOCK))
         staged = np.frombuffer(staging, np.uint8)
-        for (begin, size), piece in zip(parts, pieces, strict=True):
-            if size:
-                staged[begin : begin + size] = np.frombuffer(piece, np.uint8)
+        for (begin, size), (array, stored) in zip(parts, pieces, strict=True):
+            np.copyto(staged[begin : begin + size].view(stored), array, casting="unsafe")
         del staged
         written = self._writers.submit(self._write, staging, nbytes, self._end)
         self._records.append(_Record(self._end, nbytes, tuple(parts), reads.tables, written))
@@ -264,8 +271,8 @@ class Spool:
         finally:
             self._staging.append(staging)
 
-    def _pickled(self, minibatch: object, reads: Reads) -> list[Any]:
-        """The pickled object, and its buffers. Unpickles it on trial, on a device for new types only."""
+    def _pickled(self, minibatch: object, reads: Reads) -> list[npt.NDArray[Any]]:
+        """The pickled object, and its buffers. Unpickles it on trial, unless the types in it are known."""
         buffers: list[pickle.PickleBuffer] = []
         out = io.BytesIO()
         what = f"a {type(minibatch).__name__}"
@@ -275,15 +282,17 @@ class Spool:
         except Exception as error:  # of the objects' own methods
             raise NotSpoolable(f"{what} does not pickle: {error}") from error
         pieces = [out.getbuffer(), *(b.raw() for b in buffers)]
-        if not self._on_device or not pickler.types <= self._types:
+        if not pickler.types <= self._types:
             try:
                 same = self._reads_of(self._unpickled([bytearray(piece) for piece in pieces])) == reads
             except Exception as error:
                 raise NotSpoolable(f"{what} does not unpickle: {error}") from error
             if not same:
                 raise NotSpoolable(f"{what} reads other rows after it was pickled and unpickled")
-            self._types |= pickler.types
-        return pieces
+            known = {t for t in pickler.types if self._on_device or t.__module__.split(".")[0] in _FAITHFUL}
+            self._types |= known
+        dtypes = (np.int64 if i in pickler.int64 else np.uint8 for i in range(-1, len(buffers)))
+        return [np.frombuffer(piece, dtype) for piece, dtype in zip(pieces, dtypes, strict=True)]
 
     def _unpickled(self, pieces: Sequence[Any]) -> Any:
         pickled, *buffers = pieces
@@ -304,13 +313,15 @@ def _rows(record: _Record, read: mmap.mmap, tables: int) -> list[Rows]:
 class _Pickler(pickle.Pickler):
     """Pickles tensors as buffers out of band, which are not copied on the way, and graphs by reference.
 
-    kept: gets the objects that are kept in memory. Attributes: types: of the objects in the minibatch.
+    kept: gets the objects that are kept in memory. Attributes: types: of the objects in the minibatch. int64:
+    numbers of the buffers of int64 tensors.
     """
 
     def __init__(self, out: io.BytesIO, buffers: list[pickle.PickleBuffer], kept: list[object]) -> None:
         super().__init__(out, protocol=5, buffer_callback=buffers.append)
-        self._kept = kept
+        self._kept, self._buffers = kept, buffers
         self.types: set[type] = set()
+        self.int64: set[int] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
         mapped = isinstance(obj, np.memmap) and obj._mmap is not None  # type: ignore[attr-defined]
@@ -331,6 +342,8 @@ class _Pickler(pickle.Pickler):
         flat = on_host(obj.contiguous()).reshape(-1)
         if flat.stride(0) != 1:  # of one value or none, so that it counts as contiguous all the same
             flat = flat.clone(memory_format=torch.contiguous_format)
+        if obj.dtype == torch.int64:
+            self.int64.add(len(self._buffers))  # the next one
         device = None if obj.device.type == "cpu" else str(obj.device)
         return _restore, (
             pickle.PickleBuffer(flat.view(torch.uint8).numpy().data),
@@ -349,12 +362,21 @@ class _Unpickler(pickle.Unpickler):
         return self._kept[pid]
 
 
+def _stored(array: npt.NDArray[Any]) -> np.dtype[Any]:
+    """The dtype in which an array is written."""
+    wide = array.dtype != np.int64 or len(array) < _NARROW or array.min() < 0 or array.max() >= 1 << 32
+    return array.dtype if wide else np.dtype(np.uint32)
+
+
 def _restore(
     buffer: memoryview, dtype: torch.dtype, shape: tuple[int, ...], device: str | None
 ) -> torch.Tensor:
     if not len(buffer):
         return torch.empty(shape, dtype=dtype, device=device)
-    tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    if dtype == torch.int64 and len(buffer) < 8 * math.prod(shape):  # 4 bytes a value
+        tensor = torch.from_numpy(np.frombuffer(buffer, np.uint32).astype(np.int64)).view(shape)
+    else:
+        tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
     # From pinned memory, so that the copy waits in the stream, and this thread does not wait for training.
     return tensor if device is None else tensor.pin_memory().to(device, non_blocking=True)
 

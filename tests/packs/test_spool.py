@@ -168,6 +168,33 @@ def test_what_is_put_comes_back(tmp_path: Path, seed: int) -> None:
     assert not scratch_files(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "value_bytes"),
+    [(0, (1 << 32) - 1, 4), (0, 1 << 32, 8), (-1, 5, 8), (-(1 << 63), (1 << 63) - 1, 8)],
+)
+def test_ids_take_four_bytes_if_that_holds_them(
+    tmp_path: Path, least: int, most: int, value_bytes: int
+) -> None:
+    count = 1 << 16
+    ids = torch.arange(count).clamp(0, 5)
+    ids[count // 3], ids[-1] = least, most
+    shapes = (ids, ids.view(4, -1, 2), ids.view(2, -1).t())
+    spool = open_spool(tmp_path)
+    put(spool, small_minibatch(shapes))
+    assert 0 <= spool.bytes_written - 3 * value_bytes * count < 8192
+    assert_equal(spool.take(0)[0].other, shapes)
+    spool.close()
+
+
+def test_objects_of_unknown_packages_are_unpickled_on_trial_each_time(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    put(spool, small_minibatch(TwoArguments.__new__(TwoArguments, "a", "b")))
+    with pytest.raises(NotSpoolable, match="does not unpickle"):
+        put(spool, small_minibatch(TwoArguments("a", "b")))
+    assert len(spool) == 1
+    spool.close()
+
+
 def test_tensors_of_the_dataset_are_not_written(path: Path, tmp_path: Path) -> None:
     store = gids.FeatureStore(path)
     graph = store.graph(("paper", "cites", "paper"))
