@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gids.cli.progress import Progress
 
 SCHEMA_VERSION = 2
-_STREAMS = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
+_STREAMS = {"-": "/dev/fd/1", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
 Setting = Mapping[str, str | int | float | bool | None]
 
 
