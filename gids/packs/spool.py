@@ -289,8 +289,8 @@ class Spool:
                 raise NotSpoolable(f"{what} does not unpickle: {error}") from error
             if not same:
                 raise NotSpoolable(f"{what} reads other rows after it was pickled and unpickled")
-            known = {t for t in pickler.types if self._on_device or t.__module__.split(".")[0] in _FAITHFUL}
-            self._types |= known
+            faithful = {t for t in pickler.types if str(t.__module__).split(".")[0] in _FAITHFUL}
+            self._types |= pickler.types if self._on_device else faithful
         dtypes = (np.int64 if i in pickler.int64 else np.uint8 for i in range(-1, len(buffers)))
         return [np.frombuffer(piece, dtype) for piece, dtype in zip(pieces, dtypes, strict=True)]
 
