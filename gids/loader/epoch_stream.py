@@ -101,6 +101,15 @@ class Sampled(Iterator[T]):
         self.count += 1
         return cast(Failed, self._first.pop())
 
+    def peek(self) -> T | None:
+        """The first minibatch, sampled now if need be. None if it was taken, failed, or there is none."""
+        if self._begun:
+            return None
+        if not self._first:
+            self._first.append(self._sample())
+        first = self._first[0]
+        return None if first is _END or isinstance(first, Failed) else cast(T, first)
+
     def __next__(self) -> T:
         self._begun = True
         minibatch = self._first.pop() if self._first else self._sample()

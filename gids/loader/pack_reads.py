@@ -24,6 +24,7 @@ from gids.packs import (
     OnDevice,
     PackMachine,
     Scratch,
+    measure_random,
     measure_rates,
 )
 from gids.store import Table
@@ -90,16 +91,26 @@ class PackReads:
 
     def rates(self) -> DiskRates:
         """Of the disk, for pages of the table with most bytes."""
+        return measure_rates(self._shards, self.scratch, **self._measured_as)
+
+    def random_reads_per_s(self) -> float:
+        """Of rates(), in a tenth of the time."""
+        return measure_random(self._shards, **self._measured_as)
+
+    @cached_property
+    def _shards(self) -> list[Any]:
+        return [shard for t in self.tables for shard in t.shards]
+
+    @cached_property
+    def _measured_as(self) -> dict[str, Any]:
         table = max(self.tables, key=lambda t: t.page_count * t.page_bytes)
-        return measure_rates(
-            [shard for t in self.tables for shard in t.shards],
-            self.scratch,
-            page_bytes=table.page_bytes,
-            depth=self.options.queue_depth,
-            direct=self.options.direct,
-            engine=self.options.engine,
-            memory_bytes=self._lender.host_bytes,
-        )
+        return {
+            "page_bytes": table.page_bytes,
+            "depth": self.options.queue_depth,
+            "direct": self.options.direct,
+            "engine": self.options.engine,
+            "memory_bytes": self._lender.host_bytes,
+        }
 
     def prepare_next(self, learned: Learned, coming: NextEpoch) -> None:
         """Keep what is prepared of the next epoch of the loader whose epoch is open."""

@@ -1,9 +1,10 @@
 """PackSwitch: lets an EpochStream read by packs where that is faster. PackReader: reads a superbatch.
 
 Made by FeatureLoader for an epoch that may use packs. An epoch begins with random reads, unless packs are
-asked for, or read the epoch before. If it would wait for the disk for long, the rest is sampled ahead,
-PackChooser chooses how to read it, and packs are made. While one superbatch is trained, the next one is
-prepared. If random reads are cheaper, or packs fail, the stream goes on by random reads.
+asked for, or read the epoch before, or the disk is so slow that one minibatch would wait long. If the epoch
+would wait for the disk for long, the rest is sampled ahead, PackChooser chooses how to read it, and packs are
+made. While one superbatch is trained, the next one is prepared. If random reads are cheaper, or packs fail,
+the stream goes on by random reads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting
 from gids.loader.learned import Choice, NextEpoch
+from gids.loader.memory import page_bytes_read, rows_read
 from gids.loader.observer import Observers
 from gids.loader.pack_chooser import EARLY, PackChooser
 from gids.loader.pack_reads import PackReads
@@ -32,6 +34,9 @@ T = TypeVar("T")
 
 LEAST_WAIT_S = 4.0
 """Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
+
+_MANY_ROWS = 10_000
+"""Fewer rows are read soon enough from any SSD, and the disk is not measured for them."""
 
 _SOON_S = 0.5
 """So many seconds of waiting for the disk show how long the epoch will wait."""
@@ -170,15 +175,31 @@ class PackSwitch(Generic[T]):
     # --- the beginning ---
 
     def _begin(self, stream: EpochStream[T]) -> None:
-        """Begin with random reads, unless packs are asked for, or read the epoch before."""
+        """Begin with random reads, or with none if packs come first."""
         self._begun = True
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             self._go_on_with(prepared)
         elif self._packs.options.reads == "auto" and self._together is None and not self._learned.by_packs:
             self._packs.release()  # of the epoch before
-            self._read_at_random(stream, self._source)
-            self._waits = []
+            if not self._first_waits_long():
+                self._read_at_random(stream, self._source)
+                self._waits = []
+
+    def _first_waits_long(self) -> bool:
+        """Whether the loader's first minibatch, which finds the cache empty, would wait for the disk long."""
+        packs = self._packs
+        first = None if self._learned.consumer_s else self._source.peek()
+        if first is None:
+            return False
+        try:
+            ids = self._ids_of(first)
+            if sum(rows_read(ids, [t.name for t in packs.tables]).values()) < _MANY_ROWS:
+                return False
+            pages = sum(page_bytes_read(ids, [t]) / t.page_bytes for t in packs.tables)
+            return pages / packs.random_reads_per_s() >= LEAST_WAIT_S
+        except OSError:  # raised again by who reads
+            return False
 
     def _go_on_with(self, prepared: NextEpoch) -> None:
         """Begin with what the epoch before prepared."""

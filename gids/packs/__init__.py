@@ -3,7 +3,7 @@
 Called by the loader. See docs/internals/packs.md.
 """
 
-from gids.packs.costs import DiskRates, measure_rates
+from gids.packs.costs import DiskRates, measure_random, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
 from gids.packs.device_rows import DeviceRows, OnDevice
 from gids.packs.memory import HostRows, PackBudget, PackPlan, RowMemory
@@ -34,6 +34,7 @@ __all__ = [
     "Superbatch",
     "Work",
     "find_scratch",
+    "measure_random",
     "measure_rates",
     "rows_of",
     "sweep_seconds",

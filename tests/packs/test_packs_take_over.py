@@ -30,7 +30,7 @@ from packs_example import (
 import gids
 import gids.trace
 from gids.errors import StorageError
-from gids.loader import Observer, pack_chooser, pack_switch, sampled_ahead
+from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.learned import Learned
 from gids.packs import Spool, Superbatch, memory
@@ -196,6 +196,30 @@ def test_neither_does_one_of_a_later_epoch(
                 for name in tables:
                     assert same_bits(features[name], rows[name][of_one])
     assert "inf" not in caplog.text
+
+
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize(("reads_per_s", "begins"), [(10.0, "pack"), (1e9, "random"), (None, "random")])
+def test_on_a_slow_disk_packs_are_not_kept_waiting_by_the_first_minibatch(
+    path: Path,
+    expected: list[Minibatch],
+    reads_per_s: float | None,
+    begins: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """reads_per_s: of the disk; None: it cannot be measured."""
+
+    def measured(*_: object, **__: object) -> float:
+        if reads_per_s is None:
+            raise StorageError(errno.EIO, "cannot be read", str(path))
+        return reads_per_s
+
+    monkeypatch.setattr(pack_reads, "measure_random", measured)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 4.0)
+    monkeypatch.setattr(pack_switch, "_MANY_ROWS", 1)
+    assert read(path, expected)["packs"]["minibatches"] == (COUNT if begins == "pack" else COUNT - 1)
+    monkeypatch.setattr(pack_switch, "_MANY_ROWS", 1 << 20)  # it is not measured then
+    assert read(path, expected)["packs"]["minibatches"] == COUNT - 1
 
 
 @pytest.mark.usefixtures("_packs_pay")
