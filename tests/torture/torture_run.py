@@ -469,11 +469,13 @@ def patched(s: Scenario) -> Iterator[None]:
         patch.setattr(feature_loader, "LEAST_BYTES", 0)
         patch.setattr(pack_chooser, "_WORTH_S", s.worth_s)
         patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
+        patch.setattr(pack_reads, "measure_random", lambda *_, **__: s.rates.random_reads_per_s)
         patch.setattr(PackBudget, "share", less)
         patch.setattr(stream, "EARLY", s.early)
         patch.setattr(pack_switch, "EARLY", s.early)
-        # Packs are considered after a minibatch that is read at random, or after `early` ones.
+        # Packs are considered before a minibatch is read, after one that is read at random, or after `early`.
         patch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
+        patch.setattr(pack_switch, "_MANY_ROWS", 1 if s.number % 3 == 0 else 1 << 30)
         patch.setattr(pack_switch, "_SOON_S", 1e-9 if s.number % 2 else 0.5)
         if s.superbatch is not None:
             patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
