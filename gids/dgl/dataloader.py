@@ -135,12 +135,15 @@ class Column:
 
 
 class SampledMinibatch:
-    """A minibatch of the sampler, without the columns that the dataset has.
+    """A minibatch of the sampler, without the columns that the dataset has. graph: the loader's.
+
+    Other columns are parts of the graph's, which DGL slices when they are first read. Training may write to
+    the graph's until then, so pickle, which packs use, leaves their memory out.
 
     Attributes: ``batch``; ``ids``, the rows to read of each table (int64, on DGL's device, may repeat).
     """
 
-    def __init__(self, batch: Any, tables: ServedTables) -> None:
+    def __init__(self, batch: Any, tables: ServedTables, graph: Any) -> None:
         self.batch = batch
         self._columns: list[Column] = []
         self._ids: dict[str, list[Tensor]] = {}
@@ -148,12 +151,34 @@ class SampledMinibatch:
         for table in tables.always:
             if table.name not in self._ids:
                 self._ask(table)
-        for graph in _graphs_in(self.batch) if tables.always else ():
-            for *_, frame in _frames_of(graph):
+        for part in _graphs_in(self.batch) if tables.always else ():
+            for *_, frame in _frames_of(part):
                 frame._columns.pop(_ROWS, None)
         self.ids = {
             name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in self._ids.items()
         }
+        columns = dict(_columns_of(graph))
+        self._slices = [
+            (column, place)
+            for part in _graphs_in(self.batch)
+            for place, column in _columns_of(part)
+            if (own := columns.get(place)) is not None
+            and column is not own
+            and column.storage is own.storage
+            and column.deferred_dtype is None
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        for column, _ in self._slices:
+            column.storage = None
+        return vars(self)
+
+    def complete(self, graph: Any) -> None:
+        """Give the parts of the graph's columns their memory back."""
+        columns = dict(_columns_of(graph))
+        for column, place in self._slices:
+            if column.storage is None and place in columns:
+                column.storage = columns[place].storage
 
     def _take_lazy_columns(self, tables: ServedTables) -> None:
         for leaf, graph in enumerate(_graphs_in(self.batch)):
@@ -234,6 +259,14 @@ def _frames_of(graph: Any) -> Iterator[tuple[str, int, Any, Any]]:
     ):
         for index, (type_, frame) in enumerate(zip(types, frames, strict=True)):
             yield kind, index, type_, frame
+
+
+def _columns_of(graph: Any) -> Iterator[tuple[tuple[str, Any, str], Any]]:
+    """((kind, type, key), column) of each column that the graph has in memory."""
+    for kind, _, type_, frame in _frames_of(graph):
+        for key, column in frame._columns.items():
+            if not isinstance(column, LazyFeature):
+                yield (kind, type_, key), column
 
 
 def _reduced(dataset: Any) -> tuple[Any, ...]:
@@ -395,6 +428,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
 
 def _finished(loader: Any, minibatch: SampledMinibatch, rows: Mapping[str, torch.Tensor]) -> Any:
     """DGL fetches the other lazy columns, such as labels, and moves the graphs to the device."""
+    minibatch.complete(loader.graph)
     batch, columns, _ = stock._prefetch(minibatch.batch, loader, None)
     batch = recursive_apply_pair(batch, columns, stock._assign_for)
     minibatch.fill(batch, rows, loader.device)
@@ -406,7 +440,8 @@ def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
     graph, tables = loader.graph, loader.served_tables
 
     def without_served_columns(batch: Any) -> SampledMinibatch:
-        return SampledMinibatch(recursive_apply(batch, stock.restore_parent_storage_columns, graph), tables)
+        restored = recursive_apply(batch, stock.restore_parent_storage_columns, graph)
+        return SampledMinibatch(restored, tables, graph)
 
     if loader.num_workers:
         guard_workers(loader)

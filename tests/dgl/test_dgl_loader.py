@@ -285,6 +285,24 @@ class OfASubgraph(dgl.dataloading.Sampler):
         return [dgl.to_block(dgl.sampling.sample_neighbors(subgraph, seeds, 3), seeds)]
 
 
+@pytest.mark.parametrize("feats", [None, ["_N._E._N.weight"]])
+def test_packs_deliver_what_training_writes_to_the_graph(homogeneous, sampler, feats):
+    graph = homogeneous.graph.clone()
+    graph.ndata["memory"], graph.edata["count"] = torch.zeros(300), torch.zeros(graph.num_edges())
+    with gids.open(homogeneous.path, reads="pack", memory="16MB") as source:
+        loader = gids.dgl.DataLoader(
+            graph, homogeneous.seeds, sampler, gids=source, gids_feats=feats, batch_size=20
+        )
+        for _, seeds, blocks in loader:
+            for block in blocks:
+                for nodes in (block.srcdata, block.dstdata):
+                    assert torch.equal(nodes["memory"], graph.ndata["memory"][nodes[dgl.NID]])
+                assert torch.equal(block.edata["count"], graph.edata["count"][block.edata[dgl.EID]])
+            graph.ndata["memory"][seeds] += 1
+            graph.edata["count"] += 1
+        assert loader.stats()["packs"]["minibatches"] == len(loader)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_gids_feats_are_what_stock_slices_from_a_graph_that_has_the_features(homogeneous, num_workers):
     options = {"batch_size": 10, "num_workers": num_workers}
