@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import threading
 from pathlib import Path
@@ -192,6 +193,25 @@ def test_objects_of_unknown_packages_are_unpickled_on_trial_each_time(tmp_path: 
     with pytest.raises(NotSpoolable, match="does not unpickle"):
         put(spool, small_minibatch(TwoArguments("a", "b")))
     assert len(spool) == 1
+    spool.close()
+
+
+class Proxy:
+    """Has the module of what it stands for, as proxies of libraries do."""
+
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+    __module__ = property(lambda self: self.other.__module__)  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self.other,)
+
+
+def test_a_proxy_may_be_in_a_minibatch(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    put(spool, small_minibatch(Proxy([1, 2])))
+    assert spool.take(0)[0].other == [1, 2]
     spool.close()
 
 
