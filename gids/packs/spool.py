@@ -45,6 +45,10 @@ _GROWTH_SHARE = 64
 _NARROW = 1024
 """An int64 tensor of so many values or more is written in 4 bytes a value, if all are in [0, 2^32)."""
 
+_SMALL = 64 << 10
+"""Arrays and tensors of so many bytes or fewer have memory of their own: if they are kept, as labels may be
+for a whole epoch, what was read with them is not."""
+
 _FAITHFUL = ("builtins", "dgl", "gids", "numpy", "torch", "torch_geometric")
 """Packages whose objects pickle faithfully, if one of the same type did."""
 
@@ -237,7 +241,8 @@ class Spool:
         self._count_rows()
         reads = Reads(_rows(record, read, self.table_count), record.tables)
         view = memoryview(read)
-        pieces = [view[begin : begin + size] for begin, size in record.parts[self.table_count :]]
+        parts = record.parts[self.table_count :]
+        pieces = [view[i : i + n] if n > _SMALL else bytearray(view[i : i + n]) for i, n in parts]
         try:
             minibatch = self._unpickled(pieces)
             same = self._on_device or self._reads_of(minibatch) == reads

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import ctypes
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -202,7 +203,7 @@ class Proxy:
     def __init__(self, other: Any) -> None:
         self.other = other
 
-    __module__ = property(lambda self: self.other.__module__)  # type: ignore[assignment]
+    __module__ = property(lambda self: self.other.__module__)
 
     def __reduce__(self) -> Any:
         return copy.copy, (self.other,)
@@ -212,6 +213,28 @@ def test_a_proxy_may_be_in_a_minibatch(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     put(spool, small_minibatch(Proxy([1, 2])))
     assert spool.take(0)[0].other == [1, 2]
+    spool.close()
+
+
+def test_a_small_tensor_that_is_kept_keeps_no_minibatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, maps = module._read, []
+
+    def noted(*args: Any) -> Any:
+        what = read(*args)
+        maps.append(weakref.ref(what))
+        return what
+
+    monkeypatch.setattr(module, "_read", noted)
+    spool = open_spool(tmp_path)
+    put(spool, small_minibatch((torch.arange(900), np.arange(5.0), torch.zeros(1 << 20))))
+    labels, weights, large = spool.take(0)[0].other
+    assert [m() is None for m in maps] == [False]
+    del large
+    assert [m() is None for m in maps] == [True]
+    assert len(labels) == 900
+    assert len(weights) == 5
     spool.close()
 
 
