@@ -108,7 +108,15 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _print_anywhere() -> None:
-    """Replace characters that the output's encoding lacks, instead of failing. Paths keep their bytes."""
+    """Replace characters that the output's encoding lacks, instead of failing. Paths keep their bytes.
+
+    A stream that the caller closed (`2>&-`) leads to nothing, and no file of a dataset gets its number.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"

@@ -4,11 +4,13 @@ import errno
 import io
 import os
 import re
+import sys
 
 import numpy as np
 import pytest
 from commands import gids
 from datasets import save_arrays
+from forks import Fork
 
 from gids import FeatureStore
 from gids.cli import main
@@ -157,6 +159,22 @@ def test_closed_output_is_no_error(monkeypatch):
     with open(writing, "w") as closed:
         monkeypatch.setattr("sys.stdout", closed)
         assert main(["convert", "--list"]) == 0
+
+
+def convert_without_streams(*words):
+    for number in range(3):
+        os.close(number)
+    sys.stdin = sys.stdout = sys.stderr = None
+    assert main(["convert", *words]) == 0
+    assert [os.readlink(f"/proc/self/fd/{number}") for number in range(3)] == [os.devnull] * 3
+
+
+def test_closed_standard_streams_are_no_error(tmp_path):
+    np.save(tmp_path / "x.npy", FEAT)
+    words = (str(tmp_path / "x.npy"), str(tmp_path / "x.gids"))
+    done = Fork(tmp_path / "fork", convert_without_streams, *words, modules=("gids.convert", "forks")).done()
+    assert done == (0, "", "")
+    gids("verify", tmp_path / "x.gids", "--against", tmp_path / "x.npy")
 
 
 def test_characters_that_the_output_lacks_are_no_error(tmp_path, monkeypatch):
