@@ -1,10 +1,12 @@
-"""Sizes in bytes as people write and read them. Used by every part."""
+"""Sizes in bytes as people write and read them, and the control groups of memory. Used by every part."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
 _UNITS = {"": 1}
 _UNITS |= {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
@@ -45,3 +47,23 @@ def format_bytes(size_bytes: int) -> str:
         size /= 1000
     digits = 0 if unit == "B" or size >= 99.95 else 1
     return f"{size:.{digits}f} {unit}"
+
+
+def memory_groups(root: Path = Path("/")) -> Iterator[tuple[Path, str, str]]:
+    """This process's memory control groups and their parents: (directory, limit file, usage file).
+
+    root: contains proc and sys.
+    """
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        top = root / "sys/fs/cgroup"
+        if controllers == "":
+            names = ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group.is_relative_to(top):
+                yield group, *names

@@ -6,8 +6,9 @@ how many minibatches are planned, and what is left for lines. It knows sizes onl
 
 from __future__ import annotations
 
+import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from gids import _core
 from gids.errors import MemoryBudgetError
-from gids.sizes import format_bytes
+from gids.sizes import format_bytes, memory_groups
 
 if TYPE_CHECKING:
     from gids.store import Table
@@ -335,20 +336,26 @@ def _sum(by_name: Mapping[str, int]) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that this process may still use: the machine's, or its control group's if that is less.
+    """Memory that this process may still use: the machine's, its control group's, or by `ulimit -v` or `-d`.
 
-    Pages of files in memory count as available, as they can be dropped.
+    The least of them. Pages of files in memory count as available, as they can be dropped.
     """
     with open("/proc/meminfo") as f:
         meminfo = dict(line.split(":") for line in f)
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for group, limit_name, usage_name in _memory_groups():
+    for group, limit_name, usage_name in memory_groups():
         try:
             limit, usage = (group / limit_name).read_text().strip(), int((group / usage_name).read_text())
         except OSError:
             continue  # the root has no limit file; a container sees only its own part of the tree
         if limit != "max":
             available = min(available, max(0, int(limit) - max(0, usage - _file_bytes(group))))
+    with open("/proc/self/status") as f:
+        status = dict(line.split(":", 1) for line in f)
+    for kind, usage_name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(kind)
+        if soft != resource.RLIM_INFINITY:
+            available = min(available, max(0, soft - int(status[usage_name].split()[0]) * 1024))
     return available
 
 
@@ -360,19 +367,3 @@ def _file_bytes(group: Path) -> int:
         return 0
     prefix = "total_" if "total_inactive_file" in stat else ""  # of version 1
     return sum(int(stat.get(f"{prefix}{name}_file", 0)) for name in ("inactive", "active"))
-
-
-def _memory_groups() -> Iterator[tuple[Path, str, str]]:
-    """This process's memory control groups and their parents: (directory, limit file, usage file)."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        own = root / path.lstrip("/")
-        for group in (own, *own.parents):
-            if group.is_relative_to(root):
-                yield group, *names

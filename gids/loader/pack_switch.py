@@ -478,6 +478,8 @@ class PackSwitch(Generic[T]):
                 ahead.sample(-(-2 * max(1, expected - len(ahead.spool)) // max(1, left)))
             elif not coming.begun and len(ahead.spool):
                 self._chooser.make_next(coming, superbatch.layout.resident)
+        except MemoryError:  # no room for more packs, such as by `ulimit -v`: the next epoch makes its own
+            learned.drop_next()
         except Exception:
             if coming.open:  # else another thread, which iterates the same loader, dropped it meanwhile
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -285,7 +286,7 @@ def test_the_lowest_limit_of_the_control_groups_counts(
         (tmp_path / name / "max").write_text(str(limit))
         (tmp_path / name / "now").write_text(str(usage))
     groups = [(tmp_path / name, "max", "now") for name in ("a/b", "a", "", "gone")]
-    monkeypatch.setattr(budget, "_memory_groups", lambda: iter(groups))
+    monkeypatch.setattr(budget, "memory_groups", lambda: iter(groups))
     assert budget.available_bytes() == 4000
     (tmp_path / "a" / "memory.stat").write_text("file 900\ninactive_file 300\nactive_file 50\nfile_dirty 9\n")
     assert budget.available_bytes() == 4350, "pages of files can be dropped"
@@ -293,6 +294,19 @@ def test_the_lowest_limit_of_the_control_groups_counts(
         "active_file 1\ntotal_inactive_file 600\ntotal_active_file 100"
     )
     assert budget.available_bytes() == 4700, "v1 counts the group without those below it, then all together"
+
+
+@pytest.mark.parametrize(("kind", "name"), [(resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")])
+def test_a_limit_of_the_process_counts(kind: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = Path("/proc/self/status").read_text()
+    used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(name))
+    for soft, least, most in ((used + (64 << 20), 32 << 20, 96 << 20), (used // 2, 0, 0)):
+        limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
+        limits[kind] = soft
+        monkeypatch.setattr(
+            resource, "getrlimit", lambda asked, limits=limits: (limits[asked], resource.RLIM_INFINITY)
+        )
+        assert least <= budget.available_bytes() <= most
 
 
 def test_available_bytes_is_positive_here() -> None:

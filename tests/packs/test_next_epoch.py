@@ -33,7 +33,7 @@ import gids
 from gids.errors import StorageError
 from gids.loader import pack_reads
 from gids.loader.sampled_ahead import SampledAhead
-from gids.packs import DiskRates, Superbatch, Work
+from gids.packs import DiskRates, PackMachine, Superbatch, Work
 from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
 EPOCHS = 5
@@ -282,10 +282,11 @@ def test_a_child_that_is_forked_while_packs_are_made_does_not_wait_for_them(
         check(loader, expected)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("where", "error"),
     [
+        ("again", MemoryError("none")),
         ("choose", MemoryError("none")),
         ("prepare", StorageError(errno.EIO, "scratch fails", "somewhere")),
         ("finish_sweep", StorageError(errno.EIO, "scratch fails", "somewhere")),
@@ -296,11 +297,12 @@ def test_a_failure_costs_no_minibatch(
     path: Path, expected: list[list[Minibatch]], where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the packs of the next epoch are made."""
-    owner: Any = Work if where == "choose" else Superbatch
+    owner: Any = {"again": PackMachine, "choose": Work}.get(where, Superbatch)
     original, failed = getattr(owner, where), []
 
     def fails(self: Any, *args: Any, **options: Any) -> Any:
         beside = options.get("beside") or getattr(self, "_from_scratch", False) or len(args) == 1
+        beside = beside or where == "again"
         if beside and not failed:
             failed.append(where)
             raise error

@@ -169,7 +169,7 @@ def test_memory_is_also_short_in_a_control_group(
     """As in a container: the machine has memory, and a process that takes more than its group's is killed."""
     (tmp_path / "max").write_text("70000")
     (tmp_path / "now").write_text("60000")
-    monkeypatch.setattr(budget, "_memory_groups", lambda: iter([(tmp_path, "max", "now")]))
+    monkeypatch.setattr(budget, "memory_groups", lambda: iter([(tmp_path, "max", "now")]))
     graph = make_graph([2] * 1000)
     with pytest.raises(MemoryError, match=r"16008 bytes of host memory, but 10000 are available"):
         PinnedGraph(graph, device, topology_on="host")
