@@ -22,7 +22,7 @@ from typing import Any
 import gids
 from gids.cuda.driver import Driver, ask_driver
 from gids.io.device.kvikio_reader import why_no_gds
-from gids.sizes import format_bytes
+from gids.sizes import format_bytes, memory_groups
 
 PACKAGES = {
     "numpy": ("numpy",),
@@ -174,11 +174,11 @@ def _memory(root: Path, machine: Machine) -> Item:
     if total is None or available is None:
         return Item("memory", "unknown: not in /proc/meminfo")
     state = f"{format_bytes(total)}, {format_bytes(available)} available"
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        limit = _read(root / "sys/fs/cgroup" / name) or "max"
-        if limit.isdigit() and int(limit) < total:
-            advice = "raise the limit of the control group, or keep memory= of gids.open() below it"
-            return Item("memory", f"{state}, limited to {format_bytes(int(limit))}", advice)
+    limits = [_read(group / name) or "max" for group, name, _ in memory_groups(root)]
+    least = min((int(limit) for limit in limits if limit.isdigit()), default=total)
+    if least < total:
+        advice = "raise the limit of the control group, or keep memory= of gids.open() below it"
+        return Item("memory", f"{state}, limited to {format_bytes(least)}", advice)
     return Item("memory", state)
 
 

@@ -80,7 +80,10 @@ def gpu_on_bus(address, **link):
     return {f"{folder}/{name}": text + "\n" for name, text in link.items()}
 
 
-BARE = {"proc/meminfo": "MemTotal:       8000000 kB\nMemAvailable:   6000000 kB\n"}
+BARE = {
+    "proc/meminfo": "MemTotal:       8000000 kB\nMemAvailable:   6000000 kB\n",
+    "proc/self/cgroup": "0::/\n",
+}
 H100 = gpu_on_bus(
     "0000:0a:00.0",
     max_link_speed="32.0 GT/s PCIe",
@@ -177,9 +180,19 @@ def test_driver_that_does_not_start_gives_the_reason():
     assert ask_driver(FakeCuda()).devices == [device]
 
 
-@pytest.mark.parametrize("name", ["sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"])
-def test_limit_of_the_control_group_is_shown(tmp_path, packages, name):
-    found = look(machine(tmp_path, BARE | {name: "1000000000\n"}), no_library)["memory"]
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("0::/", "memory.max"),
+        ("0::/jobs/7", "jobs/memory.max"),
+        ("5:memory:/jobs/7", "memory/memory.limit_in_bytes"),
+        ("5:memory:/jobs/7", "memory/jobs/7/memory.limit_in_bytes"),
+    ],
+)
+def test_limit_of_the_control_group_is_shown(tmp_path, packages, group, name):
+    name = f"sys/fs/cgroup/{name}"
+    files = {"proc/self/cgroup": f"3:cpu:/\n{group}\n", name: "1000000000\n"}
+    found = look(machine(tmp_path, BARE | files), no_library)["memory"]
     assert found.found == "8.2 GB, 6.1 GB available, limited to 1.0 GB"
     assert "control group" in found.advice
     for fine in ("max\n", "9223372036854771712\n"):
