@@ -70,6 +70,7 @@ class Directory:
 
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._path = path
         weakref.finalize(self, os.close, self.fd)
 
     def is_at(self, path: Path) -> bool:
@@ -80,10 +81,21 @@ class Directory:
             return False
 
     def open(self, name: str) -> int:
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+        with self._naming(name):
+            return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
 
     def stat(self, name: str) -> os.stat_result:
-        return os.stat(name, dir_fd=self.fd)
+        with self._naming(name):
+            return os.stat(name, dir_fd=self.fd)
+
+    @contextlib.contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Name the whole path of a file in errors."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path / name)
+            raise
 
 
 def replaced(root: Path, path: Path) -> StorageError:

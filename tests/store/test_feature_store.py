@@ -1,6 +1,7 @@
 """Open a dataset and ask for existing and missing things."""
 
 import contextlib
+import errno
 import os
 import pickle
 import re
@@ -224,6 +225,21 @@ def test_shard_that_is_not_a_file_is_refused(dataset):
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(FormatError, match="not a regular file"):
+        FeatureStore(dataset)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", SHARD])
+def test_error_for_a_file_that_may_not_be_read_names_the_whole_path(dataset, name, monkeypatch):
+    def refuse(path, *args, **options):
+        if "dir_fd" in options and path == name:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return looked_at(path, *args, **options)
+
+    looked_at = os.stat
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(
+        (PermissionError, FormatError), match=re.escape(f"Permission denied: '{dataset / name}'")
+    ):
         FeatureStore(dataset)
 
 
