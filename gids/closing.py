@@ -5,8 +5,8 @@ Used by what owns memory, files or threads: loaders, streams, engines, samplers,
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
 import weakref
 from typing import Self
 
@@ -26,32 +26,19 @@ class Closing:
         self.close()
 
 
-class OwnLock:
-    """As threading.RLock. If another thread has it during a fork, it is free in the child, which has no such
-    thread."""
+class OwnLock(_thread.RLock):  # type: ignore[misc]  # final in mypy's stubs only
+    """threading.RLock. If another thread has it during a fork, it is free in the child, which has no such
+    thread. No Ctrl-C comes between taking it and the ``with`` block: its methods are native."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         _locks.add(self)
-
-    def acquire(self, *, blocking: bool = True) -> bool:
-        return self._lock.acquire(blocking)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
     def _renew(self) -> None:
         """Called in a forked child, by the thread that forked, which keeps the lock if it has it."""
         if self.acquire(blocking=False):
             self.release()
         else:
-            self._lock = threading.RLock()
+            self._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 def _renew_all() -> None:

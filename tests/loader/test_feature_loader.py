@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import itertools
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from open_options import feature_loader, tuned
 
 import gids
 from gids import _core
+from gids.closing import OwnLock
 from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
 from gids.loader.row_source import EpochInput
@@ -473,6 +477,38 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
     command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED, Path(__file__).parent, path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+class Interrupt(BaseException):
+    """In place of KeyboardInterrupt, which would end pytest."""
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupt
+
+
+def test_ctrl_c_leaves_no_lock_taken() -> None:
+    lock, free = OwnLock(), list[bool]()
+
+    def take() -> None:
+        free.append(lock.acquire(blocking=False))
+        if free[-1]:
+            lock.release()
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(200):
+            with suppress(Interrupt):
+                signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                while True:
+                    with lock:
+                        pass
+            other = threading.Thread(target=take)
+            other.start()
+            other.join()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert all(free)
 
 
 def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:
