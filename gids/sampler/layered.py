@@ -343,11 +343,15 @@ class LayeredSampler(ABC):
         return self._devices[device]
 
     def __getstate__(self) -> dict[str, Any]:
-        """All attributes, without memory. The constructor of a subclass may take other arguments."""
-        return vars(self) | {"_host": None, "_freed_bytes": 0, "_devices": {}, "_lock": None}
+        """All attributes, those in slots of a subclass too, without memory. The constructor of a subclass may
+        take other arguments."""
+        state: Any = super().__getstate__()
+        attributes, slots = state if isinstance(state, tuple) else (state, {})
+        return {**attributes, **slots, "_host": None, "_freed_bytes": 0, "_devices": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
         self._lock = OwnLock()
 
     def _host_sampler(self) -> _core.HostSampler:

@@ -70,11 +70,13 @@ def test_minibatches_do_not_depend_on_threads_bulk_or_pickling(kind: str) -> Non
 
 
 class Twice(Neighbor):
-    """A user's sampler, with a constructor of its own."""
+    """A user's sampler, with a constructor and a slot of its own."""
+
+    __slots__ = ("layers",)
 
     def __init__(self, fanout: int, masks: list[torch.Tensor]) -> None:
         super().__init__([fanout, fanout], locality=LocalityBias(masks, 4))
-        self.fanout = fanout
+        self.fanout, self.layers = fanout, 2
 
 
 def test_a_subclass_has_the_masks_of_a_rank_and_can_be_pickled() -> None:
@@ -83,7 +85,7 @@ def test_a_subclass_has_the_masks_of_a_rank_and_can_be_pickled() -> None:
         expected = Neighbor([3, 3], locality=LocalityBias(masks[rank], 4)).sample(GRAPH, seeds)
         mine = Twice(3, masks).of_rank(rank, 2)
         for other in (mine, pickle.loads(pickle.dumps(mine))):
-            assert (type(other), other.fanout) == (Twice, 3)
+            assert (type(other), other.fanout, other.layers) == (Twice, 3, 2)
             assert_same(other.sample(GRAPH, seeds), expected)
 
 
