@@ -210,15 +210,15 @@ class SampledAhead(Generic[T]):
         """
         while len(self._writing) > most:
             _, written, counted = self._writing[0]
-            try:
-                written.result()
-            except StorageError as error:
+            error = written.exception()  # not raised: frames that refer to packs would stay with it
+            if isinstance(error, StorageError):
                 futures.wait(f for _, *both in self._writing for f in both)
                 self.spool.drop_from(len(self.spool) - len(self._writing))
                 self.held = [minibatch for minibatch, _, _ in self._writing]
                 self.reason = "" if len(self.spool) else str(error)
                 self._writing.clear()
                 return False
+            written.result()
             counted.result()
             self._writing.popleft()
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import weakref
@@ -48,6 +49,9 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
         # In the background, while other minibatches are sampled.
         (Spool, "_write", 1, {"packs": 2}),
         (Spool, "_write", 15, {"packs": 2}),
+        (Spool, "_write", 15, {"minibatches": 5}),
+        (Spool, "_write", 16, {"minibatches": 5}),
+        (Spool, "_write", 16, {"minibatches": 7}),
         (Scratch, "open", 2, {"minibatches": 5}),
         (Scratch, "open", 6, {"minibatches": 5}),
     ],
@@ -60,6 +64,7 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
     turn: int,
     cut: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
@@ -71,6 +76,8 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
         make(self, *args, **options)
 
     monkeypatch.setattr(PackMachine, "__init__", noted)
+    request.addfinalizer(gc.enable)
+    gc.disable()  # the memory of packs does not wait for it
     with open_source(path, "pack") as source:
         loader = open_loader(source)
         loader._features._packs.rates()  # not in the midst of the epoch, where it makes a file of its own
