@@ -6,8 +6,10 @@ Called by the cache and by benchmarks. Knows files, offsets and bytes, but not t
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import resource
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,14 @@ class Engine(Closing):
         return f"<gids.io.Engine {self.name}: {self.note}>"
 
 
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard limit, if the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # an unlimited hard limit may be refused
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def queue_depth(paths: Iterable[str | os.PathLike[str]], kind: str = "auto") -> int:
     """The default number of requests in flight for files: 256 per disk, at most 16384.
 
@@ -176,18 +186,36 @@ def open_engine(
     its file system refuses direct I/O, or no thread can be started; ValueError for an unknown kind or a
     number out of range.
     """
-    with contextlib.ExitStack() as files:
-        native = _core.open_engine(
-            kind,
-            [os.fspath(p) for p in paths],
-            depth=queue_depth(paths, kind) if depth is None else depth,
-            threads=threads,
-            rings=ring_count(paths, reads_per_s=reads_per_s),
-            direct=direct,
-            max_read_bytes=max_read_bytes,
-            max_merge_bytes=max_merge_bytes,
-            descriptors=[files.enter_context(opened(p)) if isinstance(p, StoredFile) else -1 for p in paths],
-        )
+
+    def open_native() -> _core.Engine:
+        with contextlib.ExitStack() as files:
+            return _core.open_engine(
+                kind,
+                [os.fspath(p) for p in paths],
+                depth=queue_depth(paths, kind) if depth is None else depth,
+                threads=threads,
+                rings=ring_count(paths, reads_per_s=reads_per_s),
+                direct=direct,
+                max_read_bytes=max_read_bytes,
+                max_merge_bytes=max_merge_bytes,
+                descriptors=[
+                    files.enter_context(opened(p)) if isinstance(p, StoredFile) else -1 for p in paths
+                ],
+            )
+
+    try:
+        native = open_native()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise_descriptor_limit()
+        try:
+            native = open_native()
+        except OSError as again:
+            if again.errno != errno.EMFILE:
+                raise
+            text = f"too many open files: reading opens {len(paths)} files twice; raise `ulimit -n`"
+            raise OSError(errno.EMFILE, text) from None
     engine = Engine(native)
     if kind == "auto" and engine.name != "uring" and engine.note not in _logged:
         _logged.add(engine.note)
@@ -202,8 +230,6 @@ def probe(path: str | os.PathLike[str]) -> dict[str, Any]:
     not, or ""), alignment (of direct I/O, in bytes; 1 without it), file_system ("ext4", …), memlock_bytes
     (limit of memory registered with the kernel; -1: no limit). Raises OSError if the file cannot be opened.
     """
-    import resource
-
     name = os.fspath(path)
     file_system, alignment = _core.probe_file(name, direct=False)
     direct_note = ""

@@ -21,6 +21,7 @@ from multiprocessing.queues import Queue
 from typing import Any, Generic, TypeVar
 
 from gids.cuda import on_host
+from gids.io.engine import raise_descriptor_limit
 from gids.loader.epoch_stream import Sampled
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.learned import Learned
@@ -29,14 +30,6 @@ from gids.loader.row_source import EpochInput
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit, if the system allows it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):  # an unlimited hard limit may be refused
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _free_descriptors() -> int:
@@ -59,7 +52,7 @@ def guard_workers(loader: Any) -> None:
     ends: then PyTorch raises RuntimeError. Raises OSError where a worker could not make one minibatch while
     another waits.
     """
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     if getattr(loader.worker_init_fn, "func", None) is not _init_worker:
         loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn)
     free = _free_descriptors()

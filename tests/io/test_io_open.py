@@ -91,6 +91,21 @@ def test_the_error_for_a_file_system_without_direct_io_says_what_to_do(kind: str
         assert out.tobytes() == b"Linux"
 
 
+def test_a_low_limit_of_open_files_is_raised_or_named(shards: list[Path]) -> None:
+    def use(raised: bool) -> None:
+        few = os.dup(0) + 8  # the lowest free number, and some more
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few + 99 if raised else few))
+        if raised:
+            with gids.io.open_engine(shards * 9, "threads"):
+                assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few + 99
+        else:
+            with pytest.raises(OSError, match=r"too many open files: .* raise `ulimit -n`"):
+                gids.io.open_engine(shards * 9, "threads")
+
+    ended(partial(use, True))
+    ended(partial(use, False))
+
+
 def test_an_unknown_kind_lists_the_known_ones(shards: list[Path]) -> None:
     with pytest.raises(
         ValueError, match=r"engine must be one of auto, uring, threads, mmap \(got 'libaio'\)"
