@@ -34,6 +34,7 @@ PACKAGES = {
 }
 """The packages that gids can use -> the names under which they are distributed."""
 _MEMLOCK_BYTES = 1 << 30  # the largest buffer that can be registered
+_IPC_LOCK = 1 << 14  # the capability for which the limit does not count; root lacks it in a container
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
 
 
@@ -132,7 +133,7 @@ def describe_system(
         _cores(machine),
         _memory(root, machine),
         *_file_system(path),
-        _memlock(),
+        _memlock(root),
         *_cuda(driver),
         *(_pcie(root, device.pci) for device in driver.devices if device.pci),
         *_kvikio_reads(path, has_gpu, try_kvikio),
@@ -208,7 +209,8 @@ def _io_uring(obstacle: str) -> Item:
         return Item("io_uring", "yes")
     advice = (
         "gids reads with threads instead, which takes more CPU time. Allow io_uring: kernel 5.6 or later, "
-        "sysctl kernel.io_uring_disabled=0, and in a container a seccomp profile that permits it"
+        "sysctl kernel.io_uring_disabled=0, a larger `ulimit -l`, and in a container a seccomp profile that "
+        "permits it"
     )
     return Item("io_uring", f"no: {obstacle}", advice)
 
@@ -227,10 +229,11 @@ def _some_file(path: Path) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _memlock() -> Item:
+def _memlock(root: Path) -> Item:
+    capabilities = int(_fields(root / "proc/self/status").get("CapEff", "0"), 16)
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
-    fine = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES or os.geteuid() == 0
+    fine = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES or bool(capabilities & _IPC_LOCK)
     cure = (
         "`ulimit -l unlimited`" if hard == resource.RLIM_INFINITY else "memlock in /etc/security/limits.conf"
     )

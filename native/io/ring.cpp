@@ -58,7 +58,7 @@ std::string reason(int error) {
     if (disabled) return "the setting kernel.io_uring_disabled=" + std::to_string(disabled) + " forbids io_uring";
     return "a seccomp profile or security module forbids io_uring (Docker's default profile does)";
   }
-  if (error == ENOMEM) return "no memory for an io_uring (on kernels before 5.12 RLIMIT_MEMLOCK bounds it)";
+  if (error == ENOMEM) return "no memory for an io_uring (RLIMIT_MEMLOCK may bound it: raise `ulimit -l`)";
   return "io_uring_setup failed";
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -202,7 +201,7 @@ def test_limit_of_the_control_group_is_shown(tmp_path, packages, group, name):
 def test_low_limits_get_advice(tmp_path, packages, monkeypatch):
     limits = {resource.RLIMIT_MEMLOCK: (8 << 20, 8 << 20)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    machine(tmp_path, BARE | {"proc/self/status": "Name:\ta\nCapEff:\t00000000a80425fb\n"})  # root in Docker
     monkeypatch.setattr(module.platform, "release", lambda: "5.15.0-generic")
     found = look(tmp_path, no_library)
     assert found["RLIMIT_MEMLOCK"].found == "8.4 MB"
@@ -212,7 +211,7 @@ def test_low_limits_get_advice(tmp_path, packages, monkeypatch):
     limits[resource.RLIMIT_MEMLOCK] = (8 << 20, resource.RLIM_INFINITY)
     found = look(tmp_path, no_library)
     assert "`ulimit -l unlimited`" in found["RLIMIT_MEMLOCK"].advice
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    machine(tmp_path, {"proc/self/status": "CapEff:\t0000000000004000\n"})
     assert look(tmp_path, no_library)["RLIMIT_MEMLOCK"].advice == ""
 
 
@@ -239,6 +238,7 @@ def test_missing_direct_io_and_io_uring_give_a_reason(tmp_path, packages, monkey
     assert "local file system" in found[name].advice
     assert found["io_uring"].found == "no: refused by a seccomp filter"
     assert "io_uring_disabled" in found["io_uring"].advice
+    assert "`ulimit -l`" in found["io_uring"].advice
     (tmp_path / "manifest.json").touch()
     look(tmp_path, no_library)
     assert tried[0].parent == tmp_path
