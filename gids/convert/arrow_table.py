@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -103,11 +104,13 @@ class ArrowTable:
         if self._last is None or self._last[0] != key:
             self._last = None
             if is_parquet:
-                reader = self._pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+                reader = self._pa.parquet.ParquetFile(
+                    self._pa.OSFile(os.fsencode(path)), pre_buffer=False, buffer_size=1 << 20
+                )
             elif starts_with(path, _ARROW):
                 names = list(self.types)
                 options = self._pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
-                reader = self._pa.ipc.open_file(self._pa.memory_map(str(path)), options=options)
+                reader = self._pa.ipc.open_file(self._pa.memory_map(os.fsencode(path)), options=options)
             else:
                 raise FormatError(f"{path} is not a Parquet or Arrow file")
             self._last = (key, reader)

@@ -12,6 +12,7 @@ import contextlib
 import csv
 import ctypes
 import math
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -235,7 +236,10 @@ class CsvTable(ArrowTable):
         """Parse the columns that are used to an Arrow file."""
         used = {name: _TYPES[kind] for name, kind in kinds.items() if kind != "text"}
         schema = self._pa.schema(list(used.items()))
-        with self._pa.ipc.new_file(str(target), schema) as writer:
+        with (
+            self._pa.OSFile(os.fsencode(target), "wb") as sink,
+            self._pa.ipc.new_file(sink, schema) as writer,
+        ):
             for batch in self._batches(file, list(used)):
                 columns = [batch.column(name).cast(kind) for name, kind in used.items()]
                 for name, numbers in zip(used, columns, strict=True):

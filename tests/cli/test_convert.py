@@ -161,6 +161,19 @@ def test_closed_output_is_no_error(monkeypatch):
         assert main(["convert", "--list"]) == 0
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_tables_at_a_path_of_any_bytes(tmp_path, suffix):
+    pytest.importorskip("pyarrow")
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    table = folder / f"x.{suffix}"
+    np.save(folder / "x.npy", FEAT)
+    gids("convert", folder / "x.npy", folder / "a.gids")
+    gids("export", folder / "a.gids", "feat", table)
+    gids("convert", table, folder / "b.gids")
+    gids("verify", folder / "b.gids", "--against", table)
+
+
 def convert_without_streams(*words):
     for number in range(3):
         os.close(number)
