@@ -100,8 +100,11 @@ def add_table_input(option: Option) -> list[argparse.Action]:
     """Add the options of tables of nodes and edges with ids; return them."""
     columns = {
         "id": ("TYPE", "ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"),
-        "src": ("RELATION", "sources in tables of edges (default: src or source)"),
-        "dst": ("RELATION", "destinations in tables of edges (default: dst, destination or target)"),
+        "src": ("RELATION", "sources in tables of edges (default: src, source, src_id, u or from)"),
+        "dst": (
+            "RELATION",
+            "destinations in tables of edges (default: dst, destination, target, dst_id, v or to)",
+        ),
     }
     drop = "leave out edges with an id that no node has, and print their number"
     return [

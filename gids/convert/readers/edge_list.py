@@ -147,11 +147,11 @@ def _whole(ids: Rows, file: Path) -> Rows:
 
 _LAYOUT = """\
 Pairs of ids, source first, separated by commas or blanks; # begins a comment; a third column is table
-weight of edges. With a first line of names: src | source, dst | destination | target; the rest are
-tables of edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs of --dtype int64 (default)
-or int32. Number of nodes: --num-nodes, or the largest id plus 1. A .npy file of that shape may also be
-a table: choose --from edges or --from npy. SRC may be a directory with edges.csv (.tsv,
-.txt, .npy, .bin) and arrays of nodes as in `directory`."""
+weight of edges. With a first line of names: src | source | src_id | u | from, dst | destination | target |
+dst_id | v | to; the rest are tables of edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs
+of --dtype int64 (default) or int32. Number of nodes: --num-nodes, or the largest id plus 1. A .npy file of
+that shape may also be a table: choose --from edges or --from npy. SRC may be a directory with edges.csv
+(.tsv, .txt, .npy, .bin) and arrays of nodes as in `directory`."""
 
 READER = Reader(
     "edges",

@@ -486,8 +486,9 @@ files, nodes.parquet edges.parquet; or a directory with nodes.parquet and edges.
 nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of
 nodes: id | node_id | nid, or --id-column (optional; text or whole numbers, by which edges name nodes);
 label | labels | y; train_mask, val_mask, test_mask; any other column of numbers, or of lists of one
-length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source, dst | destination |
-target, or --src-column and --dst-column; the rest are tables of edges."""
+length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source | src_id | u | from,
+dst | destination | target | dst_id | v | to, or --src-column and --dst-column; the rest are tables of
+edges."""
 
 _CSV_LAYOUT = """\
 Needs pyarrow. As parquet, in .csv and .tsv files (.gz too) whose first line has the names of the columns. A
