@@ -28,7 +28,10 @@ class Closing:
 
 class OwnLock(_thread.RLock):  # type: ignore[misc]  # final in mypy's stubs only
     """threading.RLock. If another thread has it during a fork, it is free in the child, which has no such
-    thread. No Ctrl-C comes between taking it and the ``with`` block: its methods are native."""
+    thread. No Ctrl-C comes between taking it and the ``with`` block: its methods are native.
+
+    Nor between taking it, if it is free, and noting that: ``taken += map(lock.acquire, [False])``.
+    """
 
     def __init__(self) -> None:
         _locks.add(self)

@@ -18,7 +18,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
@@ -183,12 +183,11 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._switch: PackSwitch[T] | None = None
         self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
-        self._closed = self._cut_short = self._busy = False
+        self._closed = self._closes = self._all_closed = self._cut_short = self._busy = False
         self._lock = OwnLock()
-        # The finalizer must not keep the stream itself alive.
-        self._opened: list[Any] = []
-        self._at_end: list[Callable[[], None]] = []
-        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self._opened, self._at_end, turn)
+        self.ending = Ending(turn)
+        self._opened, self._at_end = self.ending.parts, self.ending.then
+        self._finalizer = weakref.finalize(self, self.ending.close)
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._again: deque[T] = deque()  # that another reader did not gather
@@ -209,10 +208,10 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def set_aside(self) -> bool:
         """Go on without lookahead, for another stream. False if another thread uses this one, or by packs."""
-        if not self._lock.acquire(blocking=False):
-            return False
+        taken = list[bool]()
         try:
-            if self._busy:  # its own sampler begins another stream
+            taken += map(self._lock.acquire, [False])
+            if True not in taken or self._busy:  # its own sampler begins another stream
                 return False
             if self._switch is not None and not self._switch.may_wait():
                 return False
@@ -223,7 +222,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._observers, self.has_window = Observers(), False
             return True
         finally:
-            self._lock.release()
+            if True in taken:
+                self._lock.release()
 
     def _go_on_by(self, reader: Reader) -> None:
         """By another reader, with the same minibatches."""
@@ -343,20 +343,26 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._most_window = max(0, batches)
 
     def close(self) -> None:
-        """Let reads finish, drop what was sampled ahead. Idempotent."""
+        """Let reads finish, drop what was sampled ahead. Idempotent, and may be repeated after Ctrl-C."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if self._all_closed or self._closes:  # a signal handler may close it meanwhile
+                return
+            self._closed = self._closes = True
+            try:
                 self._on_turn()
                 self._held.clear()
                 self._again.clear()
                 self._end = self._end_again = None
                 if self._switch is not None:
                     self._switch.close()
-                self._finalizer()
+                self.ending.close()
+                self._finalizer.detach()
                 self._reader, self._minibatches = Reader(), iter(())
                 self.source.close()
                 self._find_window = None
+                self._all_closed = True
+            finally:
+                self._closes = False
 
     def _take(self) -> tuple[T, Features, Exception | None]:
         """The minibatch that is due, with its features, and an error if some could not be read."""
@@ -504,34 +510,59 @@ def forgetting(*lists: list[T]) -> Iterator[T]:
             yield minibatches.pop(0)
 
 
-def close_parts(
-    pid: int,
-    parts: list[Any],
-    then: Sequence[Callable[[], None]] = (),
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> None:
-    """Within `turn`, close what a process opened, the last part first, then call `then`. For finalizers.
+class Ending:
+    """What is closed at the end of a stream. Refers to no stream: the finalizer must not keep it alive.
 
-    A part that is busy waits for a thread that takes locks.
+    parts: what was opened in this process, closed the last one first. then: functions that are called once
+    all parts are closed. turn: a context for both.
     """
-    if os.getpid() != pid:
-        return  # a forked child has neither the threads nor the memory
-    busy = any(getattr(part, "busy", False) for part in parts)
-    if busy or threading.current_thread().name.startswith("gids-"):
-        # The garbage collector runs in one of the threads that this waits for, or where such a lock is held.
-        threading.Thread(target=_close_all, args=(parts, then, turn), name="close gids").start()
-    else:
-        _close_all(parts, then, turn)
 
+    def __init__(self, turn: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        self.parts: list[Any] = []
+        self.then: list[Callable[[], None]] = []
+        self._turn, self._pid, self._lock, self._closes = turn, os.getpid(), OwnLock(), False
 
-def _close_all(
-    parts: list[Any],
-    then: Sequence[Callable[[], None]],
-    turn: Callable[[], AbstractContextManager[object]],
-) -> None:
-    with turn(), ExitStack() as stack:
-        for function in reversed(then):
-            stack.callback(function)
-        for part in parts:
-            stack.callback(part.close)
-    parts.clear()
+    @property
+    def here(self) -> bool:
+        """Whether this process opened the parts: a forked child has neither the threads nor the memory."""
+        return os.getpid() == self._pid
+
+    def close(self) -> None:
+        """For finalizers. Idempotent. Does nothing in a forked child, or while another thread does it.
+
+        A part that is busy waits for a thread that takes locks.
+        """
+        if not self.here:
+            return
+        busy = any(getattr(part, "busy", False) for part in self.parts)
+        if busy or threading.current_thread().name.startswith("gids-"):
+            # The garbage collector runs in one of the threads that this waits for, or where such a lock is
+            # held.
+            threading.Thread(target=self.finish, name="close gids").start()
+        else:
+            self.finish(0)
+
+    def finish(self, timeout_s: float = -1) -> bool:
+        """Close what is not closed: Ctrl-C may have interrupted close(). Waits for another thread that does
+        it; False if that takes longer, or if this thread does it already."""
+        taken = list[bool]()
+        try:
+            taken += map(self._lock.acquire, [True], [timeout_s])
+            if True not in taken or self._closes:
+                return False
+            self._closes = True
+            try:
+                if self.parts or self.then:
+                    with self._turn(), ExitStack() as stack:
+                        for function in reversed(self.then):
+                            stack.callback(function)
+                        for part in self.parts:
+                            stack.callback(part.close)
+                    self.parts.clear()
+                    self.then.clear()
+            finally:
+                self._closes = False
+            return True
+        finally:
+            if True in taken:
+                self._lock.release()

@@ -28,7 +28,7 @@ from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing, OwnLock
 from gids.errors import MissingError
 from gids.io import Engine, open_engine, queue_depth
-from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
+from gids.loader.epoch_stream import Ending, EpochStream, Failed, IdsOf, Sampled
 from gids.loader.learned import Learned
 from gids.loader.memory import (
     KEPT_HEAT,
@@ -153,8 +153,7 @@ class FeatureLoader(Closing):
         self._learned = Learned()
         self._open_learned = weakref.ref(self._learned)  # of the stream that has the window, or had it last
         self._packs = PackReads(self.tables, options, dtype, self._engine, self.source.lender, packs_on)
-        self._windowed: weakref.ref[EpochStream[Any]] | None = None
-        self._windowed_pid = 0
+        self._windowed: tuple[weakref.ref[EpochStream[Any]], Ending] | None = None
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
         self._ends = False  # close() was called: no stream begins that it does not close
         self._seconds = {"sample": 0.0}
@@ -372,10 +371,10 @@ class FeatureLoader(Closing):
     def _begin(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
         """Give a stream the window, if no other stream needs it. Called before each minibatch without it."""
         while True:
-            closed = self._wait_for_dropped()
+            closed = self._end_dropped()
             with self._lock:
                 windowed = self._windowed
-                other = None if windowed is None else windowed()
+                other = None if windowed is None else windowed[0]()
                 if closed and windowed is not None and other is None:  # it was dropped since then
                     continue
                 gets_window = other is None or (stream.fresh and other.set_aside())
@@ -405,7 +404,7 @@ class FeatureLoader(Closing):
         ready, begun = self._observers.ready, time.perf_counter()
         ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), ready, begun)
         stream.take_window(self.cache_reader(epoch), self._observers, ended)
-        self._windowed, self._windowed_pid = own, os.getpid()
+        self._windowed = own, stream.ending
 
     def _choose_reads(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
         """Let a stream read by packs where that is faster, if it may."""
@@ -433,16 +432,22 @@ class FeatureLoader(Closing):
         placement = self._placement
         return CacheReader(partial(self._cache_for, epoch), lambda: placement.window, placement.planned_now)
 
-    def _wait_for_dropped(self) -> bool:
-        """Wait until the stream that had the window, and was dropped in another thread, is closed there.
+    def _end_dropped(self) -> bool:
+        """Close the stream that had the window and was dropped or closed, where Ctrl-C interrupted that. Wait
+        for another thread that does it.
 
         False if that takes too long, or if a forked child has no such thread.
         """
-        end = time.monotonic() + _DROPPED_S
-        while (windowed := self._windowed) is not None and windowed() is None:
-            if self._windowed_pid != os.getpid() or time.monotonic() > end:
+        while (windowed := self._windowed) is not None:  # another thread may change it
+            stream, ending = windowed[0](), windowed[1]
+            if stream is not None and not stream.closed:
+                break
+            if not ending.here:
                 return False
-            time.sleep(0.0005)
+            if stream is not None:
+                stream.close()
+            if not ending.finish(_DROPPED_S):
+                return False
         return True
 
     def stats(self) -> dict[str, Any]:
@@ -694,15 +699,18 @@ def _turn_to(
 ) -> Learned | None:
     """Count for `learned`, if `after` has the turn (None: anybody). Returns who had it; None if it stays."""
     me = loader()
-    if me is None or not me._lock.acquire(blocking=False):
+    if me is None:
         return None
+    lock, taken = me._lock, list[bool]()
     try:
-        before = me._turn[0]()
-        if after is None or before is after:
+        taken += map(lock.acquire, [False])
+        before = me._turn[0]() if True in taken else None
+        if True in taken and (after is None or before is after):
             me.take_turn(learned)
         return before
     finally:
-        me._lock.release()
+        if True in taken:
+            lock.release()
 
 
 def _stream_ended(
@@ -715,7 +723,8 @@ def _stream_ended(
     me = loader()
     if me is None:
         return
-    if me._windowed is own:  # another thread may have begun the next epoch, once this one was dropped
+    windowed = me._windowed
+    if windowed is not None and windowed[0] is own:  # else another thread has begun the next epoch
         me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
         minibatches = me._observers.ready - ready

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gids.loader.epoch_stream import Sampled, close_parts
+from gids.loader.epoch_stream import Ending, Sampled
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import PackMachine, Superbatch
 
@@ -88,9 +88,10 @@ class NextEpoch:
         self.machine: PackMachine | None = None
         self._making: Future[Superbatch | None] | None = None
         self._lists_bytes = 0
-        self.opened: list[Any] = [sampled.background]
-        self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self.opened)
+        self._pid, ending = os.getpid(), Ending()
+        self.opened = ending.parts
+        self.opened.append(sampled.background)
+        self._finalizer = weakref.finalize(self, ending.close)
 
     @property
     def nbytes(self) -> int:

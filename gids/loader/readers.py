@@ -98,6 +98,7 @@ class CacheReader(Reader):
     def enter(self, minibatch: Any, ids: Ids) -> None:
         cache = self._cache_for(minibatch, ids, self._cache is None)
         if self._cache is None:
+            cache.cancel()  # Ctrl-C may have interrupted that of the stream before
             self._cache = cache
             self._entered = self._planned = self._gathered = cache.next_step
         cache.enter(self._entered, ids)

@@ -470,7 +470,7 @@ def test_an_iterator_that_is_dropped_just_before_the_next_one_begins_is_waited_f
     with gids.open(path, memory="16MB", window=4) as opened, gids.FeatureLoader(opened, TABLES) as loader:
         held = [loader.attach(minibatches(6), ids_of)]
         next(held[0])
-        thread, wait = threading.Thread(target=held.clear), loader._wait_for_dropped
+        thread, wait = threading.Thread(target=held.clear), loader._end_dropped
 
         def wait_and_drop() -> bool:
             if not held:
@@ -483,7 +483,7 @@ def test_an_iterator_that_is_dropped_just_before_the_next_one_begins_is_waited_f
                 closing.wait(20)
             return closed
 
-        monkeypatch.setattr(loader, "_wait_for_dropped", wait_and_drop)
+        monkeypatch.setattr(loader, "_end_dropped", wait_and_drop)
         for number, (minibatch, features) in enumerate(loader.attach(minibatches(6, 1), ids_of)):
             check(source, minibatch, features)
             if number == 2:  # others are being read

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,9 @@ from open_options import feature_loader, tuned
 
 import gids
 from gids import _core
+from gids.cache import FeatureCache
 from gids.closing import OwnLock
+from gids.loader import feature_loader as feature_loader_module
 from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
 from gids.loader.row_source import EpochInput
@@ -487,28 +490,80 @@ def interrupt(*_: object) -> None:
     raise Interrupt
 
 
-def test_ctrl_c_leaves_no_lock_taken() -> None:
-    lock, free = OwnLock(), list[bool]()
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("use", ["a block", "turns", "set aside", "end"])
+def test_ctrl_c_leaves_no_lock_taken(path: Path, use: str) -> None:
+    free = list[bool]()
 
-    def take() -> None:
+    def take(lock: OwnLock) -> None:
         free.append(lock.acquire(blocking=False))
         if free[-1]:
             lock.release()
 
+    def enter(lock: OwnLock) -> None:
+        with lock:
+            pass
+
     before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(200):
-            with suppress(Interrupt):
-                signal.setitimer(signal.ITIMER_REAL, 1e-4)
-                while True:
-                    with lock:
-                        pass
-            other = threading.Thread(target=take)
-            other.start()
-            other.join()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert all(free)
+    with feature_loader(path, TABLES, memory=1 << 24) as loader:
+        stream, ref, learned = loader.attach([], ids_of), weakref.ref(loader), Learned()
+        lock, call = {
+            "a block": (loader._lock, lambda: enter(loader._lock)),
+            "turns": (loader._lock, lambda: feature_loader_module._turn_to(ref, learned)),
+            "set aside": (stream._lock, stream.set_aside),
+            "end": (stream.ending._lock, lambda: stream.ending.finish(0)),
+        }[use]
+        try:
+            for _ in range(200):
+                with suppress(Interrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                    for _ in range(10_000):  # the garbage collector may have ignored the interrupt
+                        call()
+                other = threading.Thread(target=take, args=[lock])
+                other.start()
+                other.join()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert all(free)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("where", ["the first part", "a table"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_epoch_begins_after_one_whose_end_ctrl_c_interrupted(
+    path: Path, source: Ids, where: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kept: the traceback has its iterator. Else it is dropped."""
+    monkeypatch.setattr(feature_loader_module, "_DROPPED_S", 5.0)
+    turn, interrupts = feature_loader_module._turn_of, list[bool]()
+
+    def turn_of(*args: Any) -> Any:
+        if interrupts:
+            interrupts.clear()
+            interrupt()
+        return turn(*args)
+
+    monkeypatch.setattr(feature_loader_module, "_turn_of", turn_of)
+    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
+        stream = loader.attach(minibatches(9), ids_of)
+        next(stream), next(stream), next(stream)
+        with monkeypatch.context() as patch:
+            if where == "a table":
+                assert isinstance(loader._cache, FeatureCache)
+                first = loader._cache._caches["paper.feat"]
+                patch.setattr(FeatureCache, "cancel", lambda _: (first.cancel(), interrupt()))
+            else:
+                interrupts.append(True)
+            if kept:
+                with pytest.raises(Interrupt):
+                    stream.close()
+            else:
+                del stream
+        begun = time.monotonic()
+        for minibatch, features in loader.attach(minibatches(9, 1), ids_of):
+            check(source, minibatch, features)
+        assert time.monotonic() - begun < 5
+        assert loader._windowed is None
 
 
 def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:

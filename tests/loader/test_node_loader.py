@@ -555,7 +555,7 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
             for step, _ in enumerate(loader):
                 if step == 3:
                     break
-            assert loader._features._windowed is None or loader._features._windowed() is None
+            assert loader._features._windowed is None or loader._features._windowed[0]() is None
         finally:
             gc.enable()
 
