@@ -25,7 +25,7 @@ RESULTS = ROOT / "bench/results"
 SECTIONS = {
     "Reading and training": ["io", "epoch", "epoch-27gb", "rows-mapped", "device-queue", "little-memory"],
     "Packs": [
-        *("packs-held", "packs-4k", "packs", "default-4k", "default-big", "default-mid"),
+        *("packs-held", "packs-cloud", "packs-4k", "packs", "default-4k", "default-big", "default-mid"),
         *("quickstart", "epochs-mid", "epochs-big", "epochs-big-half"),
     ],
     "Cache": ["cache-hits", "cache-planning", "cache-gather", "page-size"],
