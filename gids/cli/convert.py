@@ -276,7 +276,8 @@ def load_graphs(path: str) -> Any:
         import dgl
     except ImportError as error:
         raise ImportError(f"{path} is a DGL graph file: install DGL to read it ({error})") from None
-    return dgl.load_graphs(path)
+    with open(path, "rb") as file:  # by number, because DGL takes only paths that are UTF-8
+        return dgl.load_graphs(f"/proc/self/fd/{file.fileno()}")
 
 
 class _List(argparse.Action):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import os
 import re
 import warnings
 import zlib
@@ -121,7 +122,7 @@ def _parse(
     Raises _Fractions for columns of whole numbers with fractions.
     """
     rows, columns, is_start = 0, 0, True
-    target = scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
+    target = scratch / f"{zlib.crc32(os.fsencode(path)):08x}-{path.name}.bin"
     with open(target, "wb") as out:
         for first, lines in _line_blocks(path):
             if is_start and (header := next(filter(_has_numbers, lines), "")):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import pickle
 import re
 import warnings
@@ -29,6 +28,7 @@ from gids.convert.untrusted import (
 )
 from gids.errors import FormatError
 from gids.store.rows import ArrayRows, FileRows, Rows, TensorRows
+from gids.stored_file import opened
 
 _LEGACY = b"\x80\x02"  # a file of torch before 1.6: pickles, then the tensors
 MAX_LEGACY_BYTES = 300 << 20
@@ -173,8 +173,9 @@ def _file_offset(address: int, path: Path) -> int | None:
 def _load(path: Path, *, mmap: bool) -> Any:
     with parsing(path, _DAMAGED), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(Validating s|S)parse ", UserWarning)  # for who saved it
-        try:  # the path as text, because torch before 2.3 cannot map a Path
-            return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=mmap)
+        try:
+            with opened(path) as fd:  # by number, because torch takes only paths that are UTF-8
+                return torch.load(f"/proc/self/fd/{fd}", map_location="cpu", weights_only=True, mmap=mmap)
         except pickle.UnpicklingError as error:
             raise FormatError(
                 f"{path} needs unpickling of other classes, which could run any code: {_culprit(error)}"
