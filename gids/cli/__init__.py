@@ -114,9 +114,10 @@ def _print_anywhere() -> None:
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
-    os.close(number)
     if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
+        sys.stderr = os.fdopen(number, "w")  # 2 may be a file that the program opened
+    else:
+        os.close(number)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"

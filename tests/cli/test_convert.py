@@ -206,6 +206,14 @@ def test_closed_standard_streams_are_no_error(tmp_path):
     gids("verify", tmp_path / "x.gids", "--against", tmp_path / "x.npy")
 
 
+def test_nothing_is_written_to_a_file_that_got_the_number_of_a_closed_stream(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["info", "/nothing"]) == 2
+    assert sys.stderr.fileno() > 2
+    assert os.readlink(f"/proc/self/fd/{sys.stderr.fileno()}") == os.devnull
+    sys.stderr.close()
+
+
 def test_characters_that_the_output_lacks_are_no_error(tmp_path, monkeypatch):
     errors = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stderr", errors)
