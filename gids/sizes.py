@@ -52,9 +52,13 @@ def format_bytes(size_bytes: int) -> str:
 def memory_groups(root: Path = Path("/")) -> Iterator[tuple[Path, str, str]]:
     """This process's memory control groups and their parents: (directory, limit file, usage file).
 
-    root: contains proc and sys.
+    root: contains proc and sys. A kernel may have no groups.
     """
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    try:
+        lines = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         top = root / "sys/fs/cgroup"
         if controllers == "":
