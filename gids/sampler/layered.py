@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MemberDescriptorType
 from typing import Any
 
 import numpy as np
@@ -351,7 +352,10 @@ class LayeredSampler(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
-            object.__setattr__(self, name, value)
+            if isinstance(getattr(type(self), name, None), MemberDescriptorType):  # a slot
+                object.__setattr__(self, name, value)
+            else:
+                vars(self)[name] = value
         self._lock = OwnLock()
 
     def _host_sampler(self) -> _core.HostSampler:

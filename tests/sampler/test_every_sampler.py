@@ -70,13 +70,18 @@ def test_minibatches_do_not_depend_on_threads_bulk_or_pickling(kind: str) -> Non
 
 
 class Twice(Neighbor):
-    """A user's sampler, with a constructor and a slot of its own."""
+    """A user's sampler, with a constructor, a slot and a property of its own."""
 
     __slots__ = ("layers",)
 
     def __init__(self, fanout: int, masks: list[torch.Tensor]) -> None:
         super().__init__([fanout, fanout], locality=LocalityBias(masks, 4))
-        self.fanout, self.layers = fanout, 2
+        self.layers = 2
+        vars(self)["fanout"] = fanout
+
+    @property
+    def fanout(self) -> int:
+        return int(vars(self)["fanout"])
 
 
 def test_a_subclass_has_the_masks_of_a_rank_and_can_be_pickled() -> None:
