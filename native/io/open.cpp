@@ -1,7 +1,9 @@
 // Chooses an engine by its name, or the best that this machine allows.
+#include <cerrno>
 #include <stdexcept>
 #include <system_error>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "io/engine.h"
@@ -58,6 +60,8 @@ std::shared_ptr<Engine> open_engine(const std::string& kind, const std::vector<s
   try {
     return own(new UringEngine(paths, options));
   } catch (const std::system_error& e) {
+    rlimit files;  // which the caller raises if it can, and tries again
+    if (e.code().value() == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) throw;
     obstacle = e.what();
   }
   auto engine = own(new PoolEngine(PoolEngine::Kind::threads, paths, options));  // throws too if a file is at fault

@@ -106,6 +106,18 @@ def test_a_low_limit_of_open_files_is_raised_or_named(shards: list[Path]) -> Non
     ended(partial(use, False))
 
 
+@pytest.mark.skipif(bool(_core.why_no_uring()), reason="no io_uring")
+def test_a_low_limit_of_open_files_is_no_reason_for_threads(shards: list[Path]) -> None:
+    def use(hard: int, kind: str) -> None:
+        few = os.dup(0) + len(shards) + 2  # not enough for a ring, too
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few + hard))
+        with gids.io.open_engine(shards, "auto") as engine:
+            assert engine.name == kind
+
+    ended(partial(use, 99, "uring"))
+    ended(partial(use, 0, "threads"))
+
+
 def test_an_unknown_kind_lists_the_known_ones(shards: list[Path]) -> None:
     with pytest.raises(
         ValueError, match=r"engine must be one of auto, uring, threads, mmap \(got 'libaio'\)"
