@@ -39,20 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_anywhere()
     argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv else ""
-    parser = _parser()
+    parser, status = _parser(), 0
     try:
         try:
             if command not in COMMANDS and command and not command.startswith("-"):
                 similar = _did_you_mean(command, COMMANDS)
                 parser.error(f"unknown command {command!r}{similar}; `gids --help` lists all")
             args = parser.parse_args(argv)
-            status = importlib.import_module(f"gids.cli.{args.command}").run(args)
+            status = int(importlib.import_module(f"gids.cli.{args.command}").run(args))
         finally:  # --list and --help raise SystemExit
             print(end="", flush=True)  # also without a stdout
-        return int(status)
+        return status
     except BrokenPipeError:  # `gids info … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return status
     except KeyboardInterrupt as interrupted:  # the command may add what to do
         print(f"\ngids {command}: {str(interrupted) or 'interrupted'}", file=sys.stderr)
         return 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 
@@ -55,8 +56,9 @@ class Progress:
             self._bar.update(count)
 
     def say(self, sentence: str) -> None:
-        """Print a line above the bar."""
-        self._bar.write(printable(sentence), file=sys.stderr)
+        """Print a line above the bar, if anybody still reads."""
+        with contextlib.suppress(BrokenPipeError):
+            self._bar.write(printable(sentence), file=sys.stderr)
 
     def __enter__(self) -> Progress:
         return self

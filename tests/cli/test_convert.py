@@ -1,5 +1,6 @@
 """`gids convert`: options, what it prints, and its errors, which are one line with the reason."""
 
+import contextlib
 import errno
 import io
 import os
@@ -160,6 +161,27 @@ def test_closed_output_is_no_error(monkeypatch):
     with open(writing, "w") as closed:
         monkeypatch.setattr("sys.stdout", closed)
         assert main(["convert", "--list"]) == 0
+
+
+@contextlib.contextmanager
+def broken_pipe(buffering):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with contextlib.suppress(BrokenPipeError), open(writing, "w", buffering=buffering) as file:
+        yield file
+
+
+def test_what_nobody_reads_changes_no_result(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", FEAT)
+    with broken_pipe(buffering=1) as errors:
+        monkeypatch.setattr("sys.stderr", errors)
+        assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 0
+        monkeypatch.undo()
+    assert FeatureStore(tmp_path / "x.gids").num_nodes() == len(FEAT)
+    os.truncate(tmp_path / "x.gids/tables/_N.feat/shard-00.bin", 100)
+    with broken_pipe(buffering=-1) as output:
+        monkeypatch.setattr("sys.stdout", output)
+        assert main(["verify", str(tmp_path / "x.gids")]) == 1
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
