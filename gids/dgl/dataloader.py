@@ -135,15 +135,19 @@ class Column:
 
 
 class SampledMinibatch:
-    """A minibatch of the sampler, without the columns that the dataset has. graph: the loader's.
+    """A minibatch of the sampler, without the columns that the dataset has. graph: the loader's. storages:
+    of its columns, before this was sampled.
 
     Other columns are parts of the graph's, which DGL slices when they are first read. Training may write to
-    the graph's until then, so pickle, which packs use, leaves their memory out.
+    the graph's until then, so pickle, which packs use, leaves their memory out. Columns that the sampler set
+    belong to this minibatch only.
 
     Attributes: ``batch``; ``ids``, the rows to read of each table (int64, on DGL's device, may repeat).
     """
 
-    def __init__(self, batch: Any, tables: ServedTables, graph: Any) -> None:
+    def __init__(
+        self, batch: Any, tables: ServedTables, graph: Any, storages: Mapping[tuple[str, Any, str], Tensor]
+    ) -> None:
         self.batch = batch
         self._columns: list[Column] = []
         self._ids: dict[str, list[Tensor]] = {}
@@ -157,28 +161,33 @@ class SampledMinibatch:
         self.ids = {
             name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in self._ids.items()
         }
-        columns = dict(_columns_of(graph))
+        columns = {place: column for place, column, _ in _columns_of(graph)}
         self._slices = [
-            (column, place)
+            (frame, place)
             for part in _graphs_in(self.batch)
-            for place, column in _columns_of(part)
+            for place, column, frame in _columns_of(part)
             if (own := columns.get(place)) is not None
             and column is not own
-            and column.storage is own.storage
+            and column.storage is own.storage is storages.get(place)
             and column.deferred_dtype is None
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        for column, _ in self._slices:
-            column.storage = None
+        for frame, (_, _, key) in self._slices:
+            frame._columns[key].storage = None
         return vars(self)
 
     def complete(self, graph: Any) -> None:
-        """Give the parts of the graph's columns their memory back."""
-        columns = dict(_columns_of(graph))
-        for column, place in self._slices:
-            if column.storage is None and place in columns:
-                column.storage = columns[place].storage
+        """Give the parts of the graph's columns their memory back, and drop those that it has no more."""
+        columns = {place: column for place, column, _ in _columns_of(graph)}
+        for frame, place in self._slices:
+            column = frame._columns.get(place[2])
+            if column is None or column.storage is not None:
+                continue
+            if place in columns:
+                column.storage = columns[place].data
+            else:
+                del frame._columns[place[2]]
 
     def _take_lazy_columns(self, tables: ServedTables) -> None:
         for leaf, graph in enumerate(_graphs_in(self.batch)):
@@ -261,12 +270,17 @@ def _frames_of(graph: Any) -> Iterator[tuple[str, int, Any, Any]]:
             yield kind, index, type_, frame
 
 
-def _columns_of(graph: Any) -> Iterator[tuple[tuple[str, Any, str], Any]]:
-    """((kind, type, key), column) of each column that the graph has in memory."""
+def _columns_of(graph: Any) -> Iterator[tuple[tuple[str, Any, str], Any, Any]]:
+    """((kind, type, key), column, frame) of each column that the graph has in memory."""
     for kind, _, type_, frame in _frames_of(graph):
         for key, column in frame._columns.items():
             if not isinstance(column, LazyFeature):
-                yield (kind, type_, key), column
+                yield (kind, type_, key), column, frame
+
+
+def _storages(graph: Any) -> dict[tuple[str, Any, str], Tensor]:
+    """The memory of columns, but of those that are themselves parts, which they lose when they are read."""
+    return {place: column.storage for place, column, _ in _columns_of(graph) if column.index is None}
 
 
 def _reduced(dataset: Any) -> tuple[Any, ...]:
@@ -439,13 +453,14 @@ def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
     """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
     graph, tables = loader.graph, loader.served_tables
 
-    def without_served_columns(batch: Any) -> SampledMinibatch:
+    def without_served_columns(storages: Any, batch: Any) -> SampledMinibatch:
         restored = recursive_apply(batch, stock.restore_parent_storage_columns, graph)
-        return SampledMinibatch(restored, tables, graph)
+        return SampledMinibatch(restored, tables, graph, storages)
 
     if loader.num_workers:
         guard_workers(loader)
-    return map(without_served_columns, torch.utils.data.DataLoader.__iter__(loader))
+    before = iter(partial(_storages, graph), None)
+    return map(without_served_columns, before, torch.utils.data.DataLoader.__iter__(loader))
 
 
 def enable() -> None:

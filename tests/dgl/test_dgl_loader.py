@@ -303,6 +303,60 @@ def test_packs_deliver_what_training_writes_to_the_graph(homogeneous, sampler, f
         assert loader.stats()["packs"]["minibatches"] == len(loader)
 
 
+class Marking(dgl.dataloading.Sampler):
+    """Sets columns of the loader's graph for each minibatch."""
+
+    def sample(self, graph, seeds):
+        graph.ndata["seed"] = torch.zeros(graph.num_nodes()).index_fill(0, seeds, 1 + float(seeds[0]))
+        graph.edata["first"] = torch.full((graph.num_edges(),), float(seeds[0]))
+        block = dgl.to_block(dgl.sampling.sample_neighbors(graph, seeds, 3), seeds)
+        block.srcdata["feat"] = dgl.LazyFeature("feat")
+        return seeds, block
+
+
+@pytest.mark.parametrize("feats", [None, ["_N.feat"]])
+def test_packs_deliver_what_the_sampler_sets_for_each_minibatch(homogeneous, feats):
+    with gids.open(homogeneous.path, reads="pack", memory="16MB") as source:
+        loader = gids.dgl.DataLoader(
+            homogeneous.graph.clone(),
+            homogeneous.seeds,
+            Marking(),
+            gids=source,
+            gids_feats=feats,
+            batch_size=20,
+        )
+        for seeds, block in loader:
+            is_seed = torch.isin(block.srcdata[dgl.NID], seeds)
+            assert torch.equal(block.srcdata["seed"], is_seed * (1 + float(seeds[0])))
+            assert bool((block.edata["first"] == float(seeds[0])).all())
+        assert loader.stats()["packs"]["minibatches"] == len(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_packs_of_a_subgraph_whose_columns_are_read_or_removed_meanwhile(homogeneous, tmp_path, num_workers):
+    """DGL slices its columns when they are first read."""
+    whole = homogeneous.full.clone()
+    whole.ndata["number"], whole.ndata["removed"] = torch.arange(300), torch.zeros(300)
+    graph = whole.subgraph(torch.arange(50, 250))
+    feat = graph.ndata.pop("feat")
+    graph.ndata["removed"] = graph.ndata.pop("removed")
+    del graph.ndata[dgl.NID], graph.edata[dgl.EID]
+    with DatasetWriter(tmp_path / "sub.gids") as writer:
+        writer.write_table("node", "_N", "feat", feat)
+    sampler = NeighborSampler([3], prefetch_node_feats=["feat"])
+    with gids.open(tmp_path / "sub.gids", reads="pack", memory="16MB") as source:
+        loader = gids.dgl.DataLoader(
+            graph, torch.arange(200), sampler, gids=source, batch_size=20, num_workers=num_workers
+        )
+        for number, (nodes, _, (block,)) in enumerate(loader):
+            if number == 2:
+                assert torch.equal(graph.ndata["number"], torch.arange(50, 250))
+                del graph.ndata["removed"]
+            assert torch.equal(block.srcdata["number"], nodes + 50)
+            assert torch.equal(block.srcdata["feat"], feat[nodes])
+            dict(block.srcdata)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_gids_feats_are_what_stock_slices_from_a_graph_that_has_the_features(homogeneous, num_workers):
     options = {"batch_size": 10, "num_workers": num_workers}
