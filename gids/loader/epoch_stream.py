@@ -19,7 +19,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
@@ -514,7 +514,7 @@ class Ending:
     """What is closed at the end of a stream. Refers to no stream: the finalizer must not keep it alive.
 
     parts: what was opened in this process, closed the last one first. then: functions that are called once
-    all parts are closed. turn: a context for both.
+    all parts are closed, the first one first. turn: a context for both.
     """
 
     def __init__(self, turn: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
@@ -553,16 +553,24 @@ class Ending:
             self._closes = True
             try:
                 if self.parts or self.then:
-                    with self._turn(), ExitStack() as stack:
-                        for function in reversed(self.then):
-                            stack.callback(function)
-                        for part in self.parts:
-                            stack.callback(part.close)
-                    self.parts.clear()
-                    self.then.clear()
+                    with self._turn():
+                        self._close_rest()
             finally:
                 self._closes = False
             return True
         finally:
             if True in taken:
                 self._lock.release()
+
+    def _close_rest(self) -> None:
+        """After an error, the others are closed all the same. After Ctrl-C, finish() must be repeated."""
+        while self.parts or self.then:
+            left: list[Any]
+            left, first = (self.parts, -1) if self.parts else (self.then, 0)
+            try:
+                (left[first].close if left is self.parts else left[first])()
+            except Exception:
+                del left[first]
+                self._close_rest()
+                raise
+            del left[first]

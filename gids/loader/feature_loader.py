@@ -448,6 +448,9 @@ class FeatureLoader(Closing):
                 stream.close()
             if not ending.finish(_DROPPED_S):
                 return False
+            with self._lock:
+                if self._windowed is windowed:  # a signal handler closed it while it got the window
+                    self._windowed = None
         return True
 
     def stats(self) -> dict[str, Any]:
@@ -724,8 +727,9 @@ def _stream_ended(
     if me is None:
         return
     windowed = me._windowed
-    if windowed is not None and windowed[0] is own:  # else another thread has begun the next epoch
-        me._windowed = None
+    if windowed is None or windowed[0] is not own:
+        return  # Ctrl-C interrupted this, and it is repeated; or another thread has begun the next epoch
+    me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
         minibatches = me._observers.ready - ready
         line = epoch_summary(before, me._totals(), minibatches, time.perf_counter() - begun)

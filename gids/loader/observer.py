@@ -161,7 +161,11 @@ class Observers:
     def end(self) -> None:
         """The stream ended: nothing of the steps that entered is left."""
         while self._retired < self._entered:
-            self.retired()
+            try:
+                self.retired()
+            except Exception:  # of one observer: the others hear of all steps
+                self.end()
+                raise
         self._planned = self._gathered = self._entered
         self._enter_again = self._plan_again = 0
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from gids import _core
 from gids.cache import FeatureCache
 from gids.closing import OwnLock
 from gids.loader import feature_loader as feature_loader_module
+from gids.loader.epoch_stream import EpochStream
 from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
+from gids.loader.observer import Observer
 from gids.loader.row_source import EpochInput
 
 
@@ -564,6 +566,71 @@ def test_an_epoch_begins_after_one_whose_end_ctrl_c_interrupted(
             check(source, minibatch, features)
         assert time.monotonic() - begun < 5
         assert loader._windowed is None
+
+
+class Retired(Observer):
+    """Notes the steps that are retired. `fails`: of these, once each."""
+
+    def __init__(self, *fails: BaseException) -> None:
+        self.steps, self.fails = list[int](), list(fails)
+
+    def retired(self, step: int) -> None:
+        self.steps.append(step)
+        if self.fails:
+            raise self.fails.pop()
+
+
+@pytest.mark.parametrize("where", ["a table", "an observer", "an observer's error"])
+def test_an_interrupted_end_that_is_repeated_leaves_the_next_epoch_alone(
+    path: Path, source: Ids, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gids")
+    observer, cancel = Retired(), FeatureCache.cancel
+    with feature_loader(path, TABLES, memory=1 << 24, window=4, observer=observer) as loader:
+        streams = [loader.attach(minibatches(9), ids_of)]
+        next(streams[0]), next(streams[0])
+        with monkeypatch.context() as patch:
+            if where == "a table":
+                patch.setattr(FeatureCache, "cancel", lambda cache: (cancel(cache), interrupt()))
+            else:
+                observer.fails.append(Interrupt() if where == "an observer" else ValueError("mine"))
+            with pytest.raises((Interrupt, ValueError)):
+                streams[0].close()
+        after = loader.attach(minibatches(9, 1), ids_of)
+        check(source, *next(after))
+        before = list(observer.steps)
+        streams.clear()  # the first one ends again
+        assert observer.steps == before
+        for minibatch, features in after:
+            check(source, minibatch, features)
+        assert observer.steps == list(range(loader._observers._entered))
+    said = [r.getMessage().split(" in ")[0] for r in caplog.records if "minibatches in" in r.getMessage()]
+    assert said == ["2 minibatches", "9 minibatches"]
+
+
+def test_an_epoch_begins_after_one_that_a_signal_handler_closed_as_it_got_the_window(
+    path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
+        stream, take_window = loader.attach(minibatches(9), ids_of), EpochStream.take_window
+        with monkeypatch.context() as patch:
+            patch.setattr(EpochStream, "take_window", lambda *args: (take_window(*args), stream.close()))
+            with suppress(RuntimeError):
+                next(stream)
+        ends = time.monotonic() + 5
+        monkeypatch.setattr(stream.ending, "finish", finish_until(ends, stream.ending.finish))
+        for minibatch, features in loader.attach(minibatches(9, 1), ids_of):
+            check(source, minibatch, features)
+
+
+def finish_until(ends: float, finish: Callable[[float], bool]) -> Callable[[float], bool]:
+    """`finish`, which fails after `ends`: it is not called for ever."""
+
+    def called(timeout_s: float) -> bool:
+        assert time.monotonic() < ends
+        return finish(timeout_s)
+
+    return called
 
 
 def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:
