@@ -480,8 +480,11 @@ class PackSwitch(Generic[T]):
                 self._chooser.make_next(coming, superbatch.layout.resident)
         except MemoryError:  # no room for more packs, such as by `ulimit -v`: the next epoch makes its own
             learned.drop_next()
-        except Exception:
-            if coming.open:  # else another thread, which iterates the same loader, dropped it meanwhile
+        except BaseException as error:  # Ctrl-C, too: a minibatch that was sampled may be lost
+            dropped = not coming.open  # by another thread, which iterates the same loader
+            if learned.next_epoch is coming:
+                learned.drop_next()
+            if not (dropped and isinstance(error, Exception)):
                 raise
 
     def _finish_superbatch(self) -> Superbatch:

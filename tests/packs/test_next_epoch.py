@@ -33,7 +33,7 @@ import gids
 from gids.errors import StorageError
 from gids.loader import pack_reads
 from gids.loader.sampled_ahead import SampledAhead
-from gids.packs import DiskRates, PackMachine, Superbatch, Work
+from gids.packs import DiskRates, PackMachine, Spool, Superbatch, Work
 from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
 EPOCHS = 5
@@ -315,6 +315,30 @@ def test_a_failure_costs_no_minibatch(
             assert_all_same(minibatches, loader)
     assert failed
     assert not scratch_files(path)
+
+
+class Interrupt(BaseException):
+    """In place of KeyboardInterrupt, which would end pytest."""
+
+
+@pytest.mark.parametrize("error", [Interrupt(), ValueError("of an observer")])
+def test_what_is_prepared_is_dropped_where_ctrl_c_or_an_error_interrupted_that(
+    loader: gids.NodeLoader,
+    expected: list[list[Minibatch]],
+    error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epoch = iter(loader)
+    assert_same(expected[2][0], next(epoch))
+
+    def interrupt(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "begin_put", interrupt)
+        with pytest.raises(type(error)):
+            list(epoch)
+    check(loader, expected, 3)
 
 
 def test_a_loader_that_is_dropped_leaves_nothing(path: Path, tmp_path: Path) -> None:
