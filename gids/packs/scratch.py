@@ -170,11 +170,12 @@ class ScratchFile:
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         try:
             try:
-                self.fds.append(os.open(directory, flags | os.O_DIRECT, 0o600))
+                # Thus no Ctrl-C comes between opening it and noting that.
+                self.fds += map(os.open, [directory], [flags | os.O_DIRECT], [0o600])
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                self.fds.append(os.open(directory, flags, 0o600))
+                self.fds += map(os.open, [directory], [flags], [0o600])
                 self.direct = False
         except OSError as error:
             reason = "cannot make a scratch file: " + os.strerror(error.errno or 0)
@@ -271,10 +272,13 @@ class ScratchFile:
 
 def _free(fds: Sequence[int]) -> None:
     """Close files. They are cut first: a child process that was forked meanwhile has them open, too."""
-    for fd in fds:
-        with contextlib.suppress(OSError):  # Btrfs needs space to cut a file
-            os.ftruncate(fd, 0)
-        os.close(fd)
+    closing = map(os.close, fds)
+    try:
+        for fd in fds:
+            with contextlib.suppress(OSError):  # Btrfs needs space to cut a file
+                os.ftruncate(fd, 0)
+    finally:
+        list(closing)  # also after Ctrl-C
 
 
 def _end(pid: int, fds: Sequence[int]) -> None:

@@ -7,8 +7,10 @@ import fcntl
 import logging
 import mmap
 import os
+import signal
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,17 +110,46 @@ def test_a_file_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
     assert not scratch_files(tmp_path)
 
 
-def test_a_file_that_cannot_be_cut_is_closed(several: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(*_: int) -> None:  # Btrfs, where a quota is used up
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+@pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "quota"), KeyboardInterrupt()])
+def test_a_file_that_cannot_be_cut_is_closed(
+    several: list[Path], error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Btrfs, where a quota is used up; or because of Ctrl-C."""
+
+    def cut(*_: int) -> None:
+        raise error
 
     file = Scratch(several, 1 << 20).open()
     fds = list(file.fds)
     monkeypatch.setattr(os, "ftruncate", cut)
-    file.close()
+    with suppress(KeyboardInterrupt):
+        file.close()
     for fd in fds:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+class Interrupt(BaseException):
+    """In place of KeyboardInterrupt, which would end pytest."""
+
+
+def test_ctrl_c_that_comes_while_a_file_is_opened_leaves_it_to_nobody(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    whole, before = Scratch([tmp_path], 1 << 20), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(20):
+            files = list[ScratchFile]()
+            with suppress(Interrupt):
+                signal.setitimer(signal.ITIMER_REAL, 2e-3)
+                for _ in range(2000):
+                    files.append(whole.open())
+            while files:
+                files.pop().close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not scratch_files(tmp_path)
 
 
 def test_a_file_system_that_reserves_nothing(several: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
