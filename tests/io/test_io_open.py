@@ -109,7 +109,10 @@ def test_a_low_limit_of_open_files_is_raised_or_named(shards: list[Path]) -> Non
 @pytest.mark.skipif(bool(_core.why_no_uring()), reason="no io_uring")
 def test_a_low_limit_of_open_files_is_no_reason_for_threads(shards: list[Path]) -> None:
     def use(hard: int, kind: str) -> None:
-        few = os.dup(0) + len(shards) + 2  # not enough for a ring, too
+        free = [os.dup(0) for _ in range(len(shards) + 1)]  # not enough for a ring, too
+        few = max(free) + 1
+        for descriptor in free:
+            os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, few + hard))
         with gids.io.open_engine(shards, "auto") as engine:
             assert engine.name == kind
