@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gids import _core
-from gids.packs import Scratch, costs, measure_rates
+from gids.packs import Scratch, costs, measure_random, measure_rates
 
 MIB = 1 << 20
 
@@ -64,6 +64,19 @@ def test_rates_of_a_disk_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert found[0].read_bytes_per_s > 0
         assert (found[0].write_bytes_per_s > 0) == (on is not None)
     assert not scratch.taken_bytes
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_disk_that_was_busy_for_a_moment_is_not_taken_for_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    rates = [3000.0, 2000.0 if slow else 90_000.0, 1.0]
+    monkeypatch.setattr(costs, "_known", {})
+    monkeypatch.setattr(costs, "_random_reads_per_s", lambda *_: rates.pop(0))
+    (tmp_path / "file").write_bytes(bytes(8 * MIB))
+    for _ in range(2):
+        rate = measure_random([tmp_path / "file"], page_bytes=512, depth=16, direct=False, engine="threads")
+        assert rate == (3000.0 if slow else 90_000.0)
 
 
 def test_directories_are_written_and_read_at_the_same_time(

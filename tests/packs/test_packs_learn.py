@@ -58,8 +58,8 @@ def test_training_is_read_by_packs_whatever_validation_is(
     path: Path, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
-    measure = costs._random_reads_per_s
-    monkeypatch.setattr(costs, "_random_reads_per_s", lambda *a: (measured.append(1), measure(*a))[1])
+    measure = costs._long_reads_per_s
+    monkeypatch.setattr(costs, "_long_reads_per_s", lambda *a: (measured.append(1), measure(*a))[1])
     monkeypatch.setattr(costs, "_known", {})
     with open_source(path, "random") as source:
         loader = open_loader(source, **OPTIONS)
