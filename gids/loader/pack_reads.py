@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LEAST_BYTES = 256 << 20
+LEAST_BYTES = 64 << 20
 """Smaller tables are always read by random reads, unless packs are asked for."""
 
 
