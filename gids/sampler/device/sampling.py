@@ -212,7 +212,7 @@ class Started:
         words = self._sizes + self._types + len(fanouts) * (self._types + len(self._topology.relations))
         with device.batch(self._stream, hold=True):
             self._report = device.empty(words, torch.int64)
-            device.fill(self._stream, self._report[: self._sizes], _NO_FAULT & 0xFF)
+            device.fill(self._stream, self._report, _NO_FAULT & 0xFF)  # sizes too: all is copied to the host
             sizes = [self._take_size() for _ in self._nodes]
             for t, ids in enumerate(self.seeds):
                 checked = (ids, len(ids), self._topology.node_counts[t], self._at(t), self._at(sizes[t]))
