@@ -22,7 +22,7 @@ from gids.loader import NodeLoader
 from gids.sampler import Neighbor, Topology
 from gids.sampler.device import PinnedGraph
 
-LIFE = {"feature_bytes": (1 << 30, 1 << 18), "free_bytes": (1600 << 20, 1600 << 20)}
+LIFE = {"feature_bytes": (1 << 30, 1 << 18), "free_bytes": (1600 << 20, 1 << 50)}
 LARGE = {
     "table_bytes": ((9 << 29) + (1 << 20), 1 << 18),
     "row_bytes": (8192, 1024),

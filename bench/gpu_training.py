@@ -46,8 +46,8 @@ SIZES = {
     "batch_size": (256, 8),
     "fanouts": ((10, 5, 5), (3, 2)),
     "minibatches": (60, 6),
-    "warm": (4, 1),  # minibatches not counted
-    "most_s": (3.0, 3.0),  # after which a side is stopped
+    "warm": (4, 1),  # minibatches not counted, or as many as the next line allows
+    "most_s": (3.0, 3.0),  # after which a side is warm, and after which it is stopped
     "hidden": (128, 8),
     "cache_share": (0.25, 0.25),  # of the features
     "rounds": (2, 1),
@@ -210,16 +210,17 @@ class Comparison:
         rows = done = 0
         waiting = trained = host_s = 0.0
         losses: list[torch.Tensor] = []
-        started = last = time.perf_counter()
-        host = time.thread_time()
+        begun = started = last = time.perf_counter()
+        host, warm = time.thread_time(), False
         for number, (minibatch, x) in enumerate(batches):
             arrived, host_arrived = time.perf_counter(), time.thread_time()
             losses.append(training.step(minibatch.blocks, x, minibatch.labels).detach())
-            if wait or number < self._sizes.warm:
+            if wait or not warm:
                 losses[-1].item()  # waits for the device: what is timed is done
             now = time.perf_counter()
-            if number < self._sizes.warm:
+            if not warm:
                 started = now
+                warm = number + 1 >= self._sizes.warm or now - begun > self._sizes.most_s
             else:
                 waiting, trained = waiting + arrived - last, trained + now - arrived
                 host_s += host_arrived - host
