@@ -2,6 +2,7 @@
 
     python tools/torture.py --seconds 600            # as many scenarios as fit; --ranks: of two processes
     python tools/torture.py --first 17 --count 1     # this one
+    python tools/torture.py --gpu --seconds 60       # those on a device, on the GPU
 
 They run in a process of its own, which may die or hang. Prints each failure with its scenario, and counts.
 """
@@ -35,7 +36,7 @@ from torture_scenario import draw  # noqa: E402
 SLOW_S, HANGS_S = 8.0, 90.0
 
 
-def _child(first: int, last: int, folder: Path, ranks: bool) -> None:
+def _child(first: int, last: int, folder: Path, ranks: bool, gpu: bool) -> None:
     """Run scenarios; print a line of JSON for each."""
     emulator.folder = folder / "emulator"
     emulator.folder.mkdir(exist_ok=True)
@@ -46,11 +47,16 @@ def _child(first: int, last: int, folder: Path, ranks: bool) -> None:
         gc.freeze()  # gc.collect() is fast then
         pool = RankPool(2) if ranks else None
         for number in range(first, last):
+            if gpu and draw(number).device != "cuda":
+                print(json.dumps({"ends": number, "skipped": True}), flush=True)
+                continue
             print(json.dumps({"begins": number}), flush=True)
             faulthandler.dump_traceback_later(HANGS_S, exit=True)
             begun, told = time.monotonic(), {}
             try:
-                told["done"] = torture(number, data) if pool is None else torture_ranks(number, data, pool)
+                told["done"] = (
+                    torture(number, data, gpu=gpu) if pool is None else torture_ranks(number, data, pool)
+                )
             except BaseException as error:
                 told["error"] = "".join(traceback.format_exception(error))
                 told["brief"] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
@@ -67,18 +73,20 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no scenario after this time")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gids-torture")
     parser.add_argument("--ranks", action="store_true", help="scenarios of two processes")
+    parser.add_argument("--gpu", action="store_true", help="scenarios on a device, on the GPU")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
     number, last = given.first, given.first + given.count
     if given.child:
-        _child(number, last, given.folder, given.ranks)
+        _child(number, last, given.folder, given.ranks, given.gpu)
         return 0
     done: Counter[str] = Counter()
-    end, failed = time.monotonic() + given.seconds, 0
+    end, failed, skipped = time.monotonic() + given.seconds, 0, 0
     while number < last and time.monotonic() < end:
         command = [sys.executable, __file__, "--child", "--first", str(number), "--count", str(last - number)]
-        command += ["--folder", str(given.folder)] + (["--ranks"] if given.ranks else [])
+        command += ["--folder", str(given.folder)]
+        command += [f"--{name}" for name in ("ranks", "gpu") if getattr(given, name)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
             assert child.stdout is not None
             noise, running = list[str](), False
@@ -90,6 +98,9 @@ def main() -> int:
                 running = "begins" in told
                 if running:
                     number, noise = told["begins"], []
+                    continue
+                if "skipped" in told:
+                    number, skipped = number + 1, skipped + 1
                     continue
                 done.update(told.get("done", {}))
                 if told["seconds"] > SLOW_S:
@@ -108,7 +119,7 @@ def main() -> int:
             print(f"--- {number}: the process died ({child.returncode})", flush=True)
             print(draw(number, ranks=given.ranks), *noise, sep="\n", flush=True)
             number += 1
-    print(f"{number - given.first} scenarios, {failed} failed")
+    print(f"{number - given.first - skipped} scenarios, {failed} failed")
     for name, count in sorted(done.items()):
         print(f"{name}: {count}")
     return min(failed, 1)

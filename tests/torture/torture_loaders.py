@@ -223,10 +223,10 @@ class Pyg(Nodes):
                 for values in (output.row, output.col, output.edge):
                     values[relation] = values[relation][kept]
             more = torch.randint(0, AUTHORS, (int(torch.randint(1, 9, ())),))
-            output.node["author"] = torch.cat([output.node["author"], more])
+            output.node["author"] = torch.cat([output.node["author"], more.to(output.node["author"].device)])
         elif output.batch is None:
             more = torch.randint(0, PAPERS, (int(torch.randint(1, 9, ())),))
-            output.node = torch.cat([output.node, more])
+            output.node = torch.cat([output.node, more.to(output.node.device)])
         return output
 
     def _fail(self, output: Any) -> Any:

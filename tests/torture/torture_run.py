@@ -454,8 +454,8 @@ def check_seeds(runs: list[Run]) -> None:
 
 
 @contextlib.contextmanager
-def patched(s: Scenario) -> Iterator[None]:
-    """Small packs, which pay on small tables by rates that the scenario draws."""
+def patched(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
+    """Small packs, which pay on small tables by rates that the scenario draws. gpu: a device is the GPU."""
     share = PackBudget.share
 
     def less(budget: PackBudget, rows: Any, *args: Any) -> Any:
@@ -480,7 +480,7 @@ def patched(s: Scenario) -> Iterator[None]:
         if s.superbatch is not None:
             patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
             patch.setattr(stream, "MOST_MINIBATCHES", s.superbatch + 1)
-        if s.device == "cuda":
+        if s.device == "cuda" and not gpu:
             from emulator import EmulatedDevice
             from late_device import LateDevice
 
@@ -494,14 +494,14 @@ def patched(s: Scenario) -> Iterator[None]:
         yield
 
 
-def torture(number: int, data: dict[bool, TortureData]) -> Counter[str]:
+def torture(number: int, data: dict[bool, TortureData], *, gpu: bool = False) -> Counter[str]:
     """Run the scenario of a number in this process. Returns what was done, by kind of loader."""
     s = draw(number)
     torch.manual_seed(number)
     random.seed(number)
     done: Counter[str] = Counter()
     try:
-        with patched(s):
+        with patched(s, gpu=gpu):
             places = [{"rank": r, "world_size": s.world} for r in range(s.world)] if s.world > 1 else [{}]
             runs = [Run(s, data[s.typed], rank, place) for rank, place in enumerate(places)]
             for run in runs:
@@ -512,7 +512,8 @@ def torture(number: int, data: dict[bool, TortureData]) -> Counter[str]:
     except BaseException as error:
         if isinstance(error, MemoryBudgetError) and s.options["memory"] <= 16 * MiB:
             return Counter({s.kind: 1, f"{s.kind}: memory is too small": 1})
-        error.add_note(f"{s!r}\nto repeat: python tools/torture.py --first {number} --count 1")
+        again = f"python tools/torture.py --first {number} --count 1{' --gpu' if gpu else ''}"
+        error.add_note(f"{s!r}\nto repeat: {again}")
         raise
     done[s.kind] = 1
     return done
