@@ -176,11 +176,18 @@ def test_results_are_written_after_every_step(check):
 @pytest.mark.slow
 def test_a_file_that_cannot_be_imported_is_named(check, test_files):
     (test_files / "tests/test_hangs.py").unlink()
-    (test_files / "tests/test_ends_the_process.py").write_text("import no_such_module  # gpu\n")
-    (test_files / "tests/test_no_more.py").write_text("from gids import not_here  # device\n")
+    test = "\ndef test_a(gpu): pass\n"
+    (test_files / "tests/test_ends_the_process.py").write_text(f"import no_such_module{test}")
+    (test_files / "tests/test_no_more.py").write_text(f"from gids import not_here{test}")
     (test_files / "tests/test_on_the_cpu.py").write_text("import no_such_module\n")
+    for folder, text in (("lacks", "import no_such_module"), ("other", "1 / 0")):
+        (test_files / "tests" / folder).mkdir()
+        (test_files / "tests" / folder / "conftest.py").write_text(f"{text}\n")
+        (test_files / "tests" / folder / f"test_{folder}.py").write_text(test)
     gpu_check.run_tests(check)
     assert [(s.name, s.result, s.note.partition(" (")[0]) for s in check.steps] == [
+        ("tests/lacks", "skipped", "needs no_such_module"),
+        ("tests/other", "failed", "cannot be imported: ZeroDivisionError: division by zero"),
         ("tests/test_ends_the_process.py", "skipped", "needs no_such_module"),
         (
             "tests/test_no_more.py",

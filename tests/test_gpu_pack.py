@@ -27,8 +27,14 @@ OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "https_proxy": "h
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A git clone of three files. Wheels are empty files instead of built and downloaded ones."""
-    for name in ("gids/__init__.py", "docs/api.md", "tools/gpu_check.sh", "tests/test_a.py"):
+    """A git clone of five files. Wheels are empty files instead of built and downloaded ones."""
+    for name in (
+        "gids/__init__.py",
+        "docs/api.md",
+        "docs/schema.json",
+        "tools/gpu_check.sh",
+        "tests/test_a.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "notes.txt").write_text("not tracked")
@@ -44,10 +50,16 @@ def test_the_archive_holds_tracked_files_wheels_and_commit(repository):
     archive = repository / "x.tar"
     assert gpu_pack.pack(repository, archive, "abc") == archive.stat().st_size
     with tarfile.open(archive) as tar:
-        names = ["tests/test_a.py", "tools/gpu_check.sh", "wheels/gids-1.whl", "wheels/tqdm-1.whl"]
+        names = [
+            "docs/schema.json",
+            "tests/test_a.py",
+            "tools/gpu_check.sh",
+            "wheels/gids-1.whl",
+            "wheels/tqdm-1.whl",
+        ]
         names.append("wheels/commit.txt")
         assert tar.getnames() == [f"gids-gpu-check/{name}" for name in names]
-        files = {name: tar.extractfile(f"gids-gpu-check/{name}") for name in (names[0], names[-1])}
+        files = {name: tar.extractfile(f"gids-gpu-check/{name}") for name in (names[1], names[-1])}
         assert [file.read() for file in files.values() if file] == [b"changed", b"abc"]
 
 

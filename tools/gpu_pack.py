@@ -1,7 +1,7 @@
 """Makes the archive of `gpu_check.sh --pack`, for a machine without network. Called by gpu_check.py.
 
-It holds the tracked files but the package and docs, and in wheels/ gids, built here, and what gids and its
-tests need beside torch, NumPy and CuPy. The check installs from wheels/ what the machine lacks.
+It holds the tracked files but the package and the pages of docs, and in wheels/ gids, built here, and what
+gids and its tests need beside torch, NumPy and CuPy. The check installs from wheels/ what the machine lacks.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _write(root: Path, wheels: Path, commit: str, archive: Path) -> None:
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, text=True)
     if listed.returncode:
         raise PackError(f"{root} must be a git clone: {listed.stderr.strip()}")
-    names = [name for name in listed.stdout.split("\0") if name and not name.startswith(("gids/", "docs/"))]
+    names = [name for name in listed.stdout.split("\0") if name]
+    names = [n for n in names if not n.startswith(("gids/", "docs/")) or n.endswith(".json")]
     with tarfile.open(archive, "w") as tar:
         for name in sorted(names):
             if (root / name).is_file():  # or deleted, and not committed yet
