@@ -42,7 +42,7 @@ from gids.loader.memory import (
 )
 from gids.loader.observer import Observer, Observers, Stats, added, between, epoch_summary, stage_for
 from gids.loader.options import explain_names
-from gids.loader.pack_reads import LEAST_BYTES, PackReads
+from gids.loader.pack_reads import PackReads
 from gids.loader.pack_switch import PackSwitch
 from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.row_source import EpochInput, Tables, chosen_tables, is_of_nodes
@@ -617,8 +617,7 @@ class FeatureLoader(Closing):
             return True
         nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
         memory = self.source.memory if self.device.type == "cpu" else self._placement.memory_bytes
-        large = nbytes > max(memory, LEAST_BYTES)
-        return wide is None and large and not self._observers.of_cache and self._options.cache != 0
+        return wide is None and nbytes > memory and not self._observers.of_cache and self._options.cache != 0
 
     def lines_for(self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
         """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LEAST_BYTES = 64 << 20
-"""Smaller tables are always read by random reads, unless packs are asked for."""
-
 
 class PackReads:
     """tables: of the loader. dtype: of the features, or None for the stored one. engine: of the loader.

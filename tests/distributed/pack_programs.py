@@ -127,7 +127,6 @@ def scratch_is_small_on_one_rank(
 def choose(dataset: Path, arguments: Mapping[str, Any], late: bool, replicas: int) -> dict[str, Any]:
     """reads="auto", where random reads are cheaper on rank 1: at once, or when a superbatch is sampled."""
     with small_packs(together=9) as patch:
-        patch.setattr(feature_loader, "LEAST_BYTES", 0)
         patch.setattr(feature_loader.FeatureLoader, "may_use_packs", _always_large)
         patch.setattr(pack_chooser.PackChooser, "choose_early", lambda *_: not late and dist.get_rank() == 1)
         patch.setattr(pack_chooser, "_pays", lambda *_: dist.get_rank() != 1)

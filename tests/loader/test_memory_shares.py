@@ -73,7 +73,7 @@ def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
 ) -> None:
     """A hundredth of a table of 2 GB with 512 MB, and minibatches of 133,000 or 415,000 rows."""
     given = 5_120_000
-    with feature_loader(path, [TABLE], memory=given, queue_depth=4) as loader:
+    with feature_loader(path, [TABLE], memory=given, queue_depth=4, reads="random") as loader:
         read_all(loader, reads(rows, 40), source, given)
         stats = loader.stats()
     assert stats["memory"]["lines"] >= least_lines
@@ -185,7 +185,7 @@ def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
 
     def line_of(given: int) -> tuple[str, dict[str, Any]]:
         caplog.clear()
-        with feature_loader(path, [TABLE], memory=given, queue_depth=4) as loader:
+        with feature_loader(path, [TABLE], memory=given, queue_depth=4, reads="random") as loader:
             for _ in range(2):
                 list(loader.attach(reads(1330, 6), same, bytes_of=lambda ids: 32 * len(ids[TABLE])))
             [line] = memory_lines(caplog)

@@ -115,7 +115,6 @@ def test_memory_that_other_loaders_keep_all_of_is_too_little_for_packs(path: Pat
 def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
     monkeypatch.setattr(pack_switch, "EARLY", 3)
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 0.0)
     take_over_at(monkeypatch, 0)

@@ -325,7 +325,6 @@ def test_too_little_of_either_memory_says_so(
 
 def consider_packs(monkeypatch: pytest.MonkeyPatch, rates: DiskRates) -> None:
     """With tables of any size, at once, for disks of these rates."""
-    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
     monkeypatch.setattr(pack_switch, "EARLY", 3)
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: rates)

@@ -65,7 +65,6 @@ def test_a_dataset_that_cannot_be_written_is_read_at_random(
     def refused(directory: Path) -> None:
         raise StorageError(errno.EROFS, "cannot make a scratch file: Read-only file system", directory)
 
-    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
     monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 0.0)
     monkeypatch.setattr(scratch, "_try", refused)
     caplog.set_level(logging.INFO)
@@ -217,7 +216,6 @@ def test_minibatches_that_were_sampled_for_packs_are_forgotten_without_them(
     path: Path, reads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise their rows stay in memory to the end of the epoch."""
-    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
     monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 1e-6)
     if reads == "auto":
         monkeypatch.setattr(Scratch, "open", no_file)

@@ -32,7 +32,7 @@ import gids
 from gids import cuda
 from gids.distributed import stream
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import feature_loader, pack_chooser, pack_reads, pack_switch, sampled_ahead
+from gids.loader import pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.packs import PackBudget
 
 PLAIN = {"memory": "64MB", "reads": "random", "queue_depth": 16}
@@ -466,7 +466,6 @@ def patched(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
         return replace(plan, purposes={**plan.purposes, "packs": min(size, plan.purposes["packs"])})
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as closing:
-        patch.setattr(feature_loader, "LEAST_BYTES", 0)
         patch.setattr(pack_chooser, "_WORTH_S", s.worth_s)
         patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
         patch.setattr(pack_reads, "measure_random", lambda *_, **__: s.rates.random_reads_per_s)
