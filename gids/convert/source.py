@@ -7,6 +7,7 @@ names, headers and sizes. It returns a Source whose arrays are read later, block
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -312,8 +313,17 @@ def folders_in(path: Path) -> list[Path]:
 
 
 def source_files(path: Path) -> list[Path]:
-    """The files of a source, sorted."""
-    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    """The files of a source, sorted. Follows links to directories, but walks through no directory twice."""
+    if not path.is_dir():
+        return [path]
+    files, walked = [], set()
+    for folder, subfolders, names in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(folder)) in walked:
+            subfolders.clear()
+            continue
+        walked.add(real)
+        files += [file for name in names if (file := Path(folder, name)).is_file()]
+    return sorted(files)
 
 
 READER_BYTES = 300 << 20  # memory that a reader may use besides the buffers that --memory bounds

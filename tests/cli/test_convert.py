@@ -155,6 +155,27 @@ def test_ctrl_c_prints_how_to_resume(tmp_path, capsys, monkeypatch):
     assert "resuming an unfinished conversion" in capsys.readouterr().err
 
 
+def test_a_change_in_a_linked_folder_of_the_source_starts_again(tmp_path, capsys, monkeypatch):
+    folders = {name: tmp_path / name for name in ("s", "other_disk")}
+    save_arrays(folders["other_disk"], feat=FEAT, label=np.arange(50))
+    (folders["s"] / "nodes").mkdir(parents=True)
+    (folders["s"] / "nodes/paper").symlink_to(folders["other_disk"])
+    (folders["s"] / "nodes/paper/again").symlink_to(folders["s"])  # has no end
+    command = ["convert", str(folders["s"]), str(tmp_path / "x.gids")]
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gids.write.dataset_writer.DatasetWriter.write_table", interrupt)  # after the labels
+        assert main(command) == 130
+    np.save(folders["other_disk"] / "label.npy", np.ones(50, np.int64))
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "the source changed: starting again" in capsys.readouterr().err
+    assert FeatureStore(tmp_path / "x.gids").labels["paper"].tolist() == [1] * 50
+
+
 def test_closed_output_is_no_error(monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)
