@@ -155,6 +155,27 @@ def test_ctrl_c_prints_how_to_resume(tmp_path, capsys, monkeypatch):
     assert "resuming an unfinished conversion" in capsys.readouterr().err
 
 
+def test_a_dataset_in_a_folder_of_its_source_is_no_part_of_the_source(tmp_path, capsys, monkeypatch):
+    save_arrays(tmp_path, feat=FEAT, edge_index=EDGES)
+    (tmp_path / "disk").mkdir()
+    monkeypatch.chdir(tmp_path)
+    command = ["convert", ".", "x.gids", "--stripe", "disk", "--quiet"]
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    for options in ([], ["--overwrite", "--no-edge-ids"]):
+        with monkeypatch.context() as patch:
+            patch.setattr("gids.write.dataset_writer.DatasetWriter.write_table", interrupt)
+            assert main([*command, *options]) == 130
+        command.remove("--quiet")
+        assert main([*command, *options]) == 0
+        assert "resuming an unfinished conversion" in capsys.readouterr().err
+        command.append("--quiet")
+    store = FeatureStore("x.gids", allow_dirs=["disk"])
+    assert np.array_equal(store.table("feat").read_rows(range(50)).numpy(), FEAT)
+
+
 def test_a_change_in_a_linked_folder_of_the_source_starts_again(tmp_path, capsys, monkeypatch):
     folders = {name: tmp_path / name for name in ("s", "other_disk")}
     save_arrays(folders["other_disk"], feat=FEAT, label=np.arange(50))
