@@ -68,6 +68,18 @@ def test_heterogeneous_graph(tmp_path, dgl):
     )
 
 
+@pytest.mark.parametrize("kept", ["coo", "csr"])
+def test_a_graph_that_has_no_csc_format_is_converted(tmp_path, dgl, kept):
+    graph = dgl.graph((EDGES[0], EDGES[1]), num_nodes=40).formats(kept)
+    graph.edata["w"] = torch.arange(200)
+    dgl.save_graphs(str(tmp_path / "g.dgl"), [graph])
+    store = convert(tmp_path / "g.dgl", tmp_path / "g.gids")
+    assert store.table("_N._E._N.w").read_rows(range(200)).flatten().tolist() == list(range(200))
+    stored = store.graph()
+    destinations = np.repeat(np.arange(40), np.diff(stored.indptr))
+    assert np.array_equal(EDGES[:, stored.edge_ids], [stored.indices, destinations])
+
+
 def test_several_graphs_are_refused(tmp_path, dgl, capsys):
     dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
     message = refused(capsys, tmp_path / "g.dgl", tmp_path / "g.gids")

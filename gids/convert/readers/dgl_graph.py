@@ -52,6 +52,8 @@ def read_dgl_graph(graph: Any) -> Source:
     and `test_mask` are splits; the rest are tables. edata are tables, in the order of DGL's edge ids.
     """
     source = Source()
+    if not any("csc" in formats for formats in graph.formats().values()):
+        graph = graph.formats(["coo", "csr", "csc"])
     for ntype in graph.ntypes:
         source.add_nodes(ntype, graph.num_nodes(ntype), "the graph")
         _read_nodes(source, ntype, graph.nodes[ntype].data)
