@@ -457,6 +457,9 @@ class DglGraph:
     def num_nodes(self, _: str) -> int:
         return self._draw.node_count
 
+    def formats(self, _: list[str]) -> DglGraph:
+        return self
+
     def adj_tensors(self, _: str, etype: Any) -> tuple[torch.Tensor, ...]:
         sources, destinations = torch.from_numpy(self._draw.edges.astype(np.int64))
         order = torch.argsort(destinations, stable=True)

@@ -52,8 +52,7 @@ def read_dgl_graph(graph: Any) -> Source:
     and `test_mask` are splits; the rest are tables. edata are tables, in the order of DGL's edge ids.
     """
     source = Source()
-    if not any("csc" in formats for formats in graph.formats().values()):
-        graph = graph.formats(["coo", "csr", "csc"])
+    graph = graph.formats(["coo", "csr", "csc"])  # it may have been saved with one of the others only
     for ntype in graph.ntypes:
         source.add_nodes(ntype, graph.num_nodes(ntype), "the graph")
         _read_nodes(source, ntype, graph.nodes[ntype].data)
