@@ -99,6 +99,8 @@ def _read_types(raw: Path, scratch: Path, source: Source) -> None:
             raise FormatError(f"{listed} has {shown(relation)}; it must be a triplet that is listed once")
         src, name, dst = (_folder_name(part, listed) for part in relation)
         _read_edges(raw / "relations" / "___".join(relation), (src, name, dst), scratch, source)
+    if not source.graphs:
+        raise FormatError(f"{listed} lists no relation; is it truncated?")
     for ntype in names:
         for kind in ("node-feat", "node-label"):
             _read_nodes(raw / kind / ntype, ntype, scratch, source)
