@@ -112,7 +112,10 @@ class ArrowTable:
                 options = self._pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
                 reader = self._pa.ipc.open_file(self._pa.memory_map(os.fsencode(path)), options=options)
             else:
-                raise FormatError(f"{path} is not a Parquet or Arrow file")
+                raise FormatError(
+                    f"{path} is not a Parquet or Arrow file; write the batches of an Arrow stream with "
+                    "pyarrow.ipc.new_file"
+                )
             self._last = (key, reader)
         return self._last[1]
 

@@ -183,6 +183,14 @@ def test_damaged_file_prints_one_line(tmp_path, capsys):
     assert "is damaged or truncated" in refused(capsys, root, tmp_path / "x.gids")
 
 
+def test_an_arrow_stream_is_refused_with_the_cure(tmp_path, capsys):
+    root = write(tmp_path / "p", nodes(), edges())
+    (root / "nodes.parquet").unlink()
+    with pa.ipc.new_stream(root / "nodes.arrow", nodes().schema) as stream:
+        stream.write_table(nodes())
+    assert "with pyarrow.ipc.new_file" in refused(capsys, root, tmp_path / "x.gids")
+
+
 def test_parts_with_different_columns_raise(tmp_path, capsys):
     root = write(tmp_path / "p", nodes(), edges())
     (root / "nodes.parquet").unlink()
