@@ -229,7 +229,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
         reminders = convert(
-            [*(f for p in args.source for f in _files(reader, p, args)), *([Path(trace)] if trace else [])],
+            [*(f for p in args.source for f in reader.files(p)), *([Path(trace)] if trace else [])],
             lambda scratch: open_source(reader, path, scratch, choices),
             args.path,
             options,
@@ -251,21 +251,6 @@ def run(args: argparse.Namespace) -> int:
     for reminder in reminders:
         print(printable(reminder), file=sys.stderr)
     return 0
-
-
-def _files(reader: Reader, source: Path, args: argparse.Namespace) -> list[Path]:
-    """The files of SRC, without those of DST and of its conversion, which may be in a folder of SRC."""
-    from gids.write.publish import dataset_path
-
-    target, root = dataset_path(args.path).resolve(), source.resolve()
-    own = re.compile(re.escape(target.name) + r"(\.partial|\.shards-.*)?")
-    places = {target.parent, *(Path(folder).resolve() for folder in args.stripe)}
-
-    def is_own(file: Path) -> bool:
-        folders = [root / folder for folder in Path(os.path.relpath(file, source)).parents if folder.name]
-        return any(own.fullmatch(folder.name) and folder.parent in places for folder in folders)
-
-    return [file for file in reader.files(source) if not is_own(file)]
 
 
 def _read_rows(order: str, trace: str) -> ReadRows | None:

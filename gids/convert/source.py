@@ -25,6 +25,7 @@ from gids.store.geometry import MAX_PAGE_BYTES, MAX_ROWS
 from gids.store.names import Relation, check_name, describe_type, table_name
 from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
+from gids.write.publish import is_dataset
 
 K = TypeVar("K", str, Relation)
 V = TypeVar("V")
@@ -313,17 +314,26 @@ def folders_in(path: Path) -> list[Path]:
 
 
 def source_files(path: Path) -> list[Path]:
-    """The files of a source, sorted. Follows links to directories, but walks through no directory twice."""
+    """The files of a source, sorted. Follows links to directories, but walks through no directory twice.
+
+    Leaves out what gids writes into a source's directory: datasets, finished or not, and their shards.
+    """
     if not path.is_dir():
         return [path]
     files, walked = [], set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
+        subfolders[:] = [name for name in subfolders if not _is_written(Path(folder, name))]
         if (real := os.path.realpath(folder)) in walked:
             subfolders.clear()
             continue
         walked.add(real)
         files += [file for name in names if (file := Path(folder, name)).is_file()]
     return sorted(files)
+
+
+def _is_written(folder: Path) -> bool:
+    is_partial = folder.suffix == ".partial" and (folder / "journal").is_file()
+    return is_partial or ".shards-" in folder.name or is_dataset(folder)
 
 
 READER_BYTES = 300 << 20  # memory that a reader may use besides the buffers that --memory bounds

@@ -168,6 +168,7 @@ def test_a_dataset_in_a_folder_of_its_source_is_no_part_of_the_source(tmp_path, 
         with monkeypatch.context() as patch:
             patch.setattr("gids.write.dataset_writer.DatasetWriter.write_table", interrupt)
             assert main([*command, *options]) == 130
+        assert main(["convert", ".", "other.gids", "--overwrite", "--quiet"]) == 0
         command.remove("--quiet")
         assert main([*command, *options]) == 0
         assert "resuming an unfinished conversion" in capsys.readouterr().err
