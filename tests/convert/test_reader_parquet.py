@@ -102,6 +102,24 @@ def test_several_types_in_several_parts(tmp_path, capsys):
     assert "'author' nodes have no features and no count: assuming 30 nodes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("of_nodes", "of_edges"),
+    [("nodes.parquet", "edges.parquet"), ("nodes/paper.parquet", "edges/paper.cites.paper.parquet")],
+)
+def test_directories_of_parts_that_are_called_like_files(tmp_path, of_nodes, of_edges):
+    """As Spark writes them."""
+    for name, made in ((of_nodes, nodes()), (of_edges, edges())):
+        (tmp_path / "p" / name).mkdir(parents=True)
+        (tmp_path / "p" / name / "_SUCCESS").touch()
+        for part, rows in enumerate((slice(0, 200), slice(200, None))):
+            pq.write_table(made[rows], tmp_path / "p" / name / f"part-{part}.snappy.parquet")
+    store = convert(tmp_path / "p", tmp_path / "p.gids")
+    [relation] = store.relations
+    assert relation == (("_N", "_E", "_N") if of_nodes == "nodes.parquet" else ("paper", "cites", "paper"))
+    assert_graph(store, relation, *EDGES)
+    assert np.array_equal(store.table(f"{relation[0]}.feat").read_rows(range(N)).numpy(), FEAT)
+
+
 def test_single_file_of_edges(tmp_path, capsys):
     for name in ("edges", "x"):
         pq.write_table(edges(), tmp_path / f"{name}.parquet")

@@ -53,9 +53,9 @@ _MASKS = "columns train_mask, val_mask and test_mask of 1 and 0, or of True and 
 
 
 def _stem(path: Path) -> str:
-    """The name of a table: of its file without the suffix, or of the directory of its files."""
+    """The name of a table: of its file, or of the directory of its files, without the suffix."""
     suffix = next((s for s in _TABLE_SUFFIXES if path.name.endswith(s)), "")
-    return path.name.removesuffix(suffix) if path.is_file() else path.name
+    return path.name.removesuffix(suffix)
 
 
 def _files(path: Path) -> list[Path]:
@@ -70,7 +70,7 @@ def _tables(folder: Path, *names: str) -> Tables:
     tables: Tables = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         name, files = _stem(path), _files(path)
-        if not files or (names and (name not in names or path.is_dir())):
+        if not files or (names and (name not in names or (path.is_dir() and path.name == name))):
             continue
         if name in tables:
             raise FormatError(f"{tables[name][0]} and {files[0]} are both the table {name!r}: keep one")
