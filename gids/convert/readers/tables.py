@@ -430,18 +430,20 @@ def _selected(rows: Rows, kept: Rows) -> Rows:
 def _grouped(
     table: ArrowTable, source: Source, ids: Collection[str], type_: str | Relation
 ) -> dict[str, list[str]]:
-    """key -> columns, without those of ids and those to skip. x_0, x_1, … of one type are one table x.
+    """key -> columns, without those of ids and those to skip. x_0, x_1, … of one type are one table x, also
+    if some of them are skipped.
 
     Leaves out columns without numbers. Raises FormatError for one among x_0, x_1, ….
     """
     groups: dict[str, list[str]] = {}
-    for column in [name for name in table.types if name not in ids and not source.skips(name)]:
+    for column in [name for name in table.types if name not in ids]:
         numbered = NUMBERED.fullmatch(column)
         groups.setdefault(numbered[1] if numbered else column, []).append(column)
     tables, left_out = {}, list[str]()
-    for stem, columns in groups.items():
-        ordered = [f"{stem}_{i}" for i in range(len(columns))]
-        is_series = len(columns) > 1 and set(columns) == set(ordered)
+    for stem, named in groups.items():
+        columns = [column for column in named if not source.skips(column)]
+        ordered = [f"{stem}_{i}" for i in range(len(named))]
+        is_series = len(columns) > 1 and set(named) == set(ordered)
         usable = [column for column in columns if table.dtype(column) is not None]
         others = [column for column in columns if column not in usable]
         if is_series and usable and others:
@@ -452,7 +454,7 @@ def _grouped(
             )
         kinds = {table.types[c] for c in usable}
         if is_series and len(kinds) == 1 and not table.is_list(*kinds):
-            tables[stem] = ordered
+            tables[stem] = [column for column in ordered if column in columns]
         else:
             tables |= {column: [column] for column in usable}
         left_out += others
