@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ from gids.sampler.neighbor import Strategy, check_ids_of_reverses
 from gids.sampler.topology import By
 from gids.store import Graph, Table
 
+R = TypeVar("R")
 log = logging.getLogger("gids")
 
 _STATE_VERSION = 2
@@ -272,9 +273,11 @@ class EpochLoader(Closing, ABC):
             epoch -= 1  # nobody asked its iterator for a minibatch: Lightning's Trainer makes two
         elif resume is not None and resume.epoch != epoch:
             resume = None
-        self._epoch = epoch + 1
-        progress = self._progress = _Progress(epoch, 0 if resume is None else resume.step)
+        progress = _Progress(epoch, 0 if resume is None else resume.step)
+        # In this order, and without a call: a signal handler may ask for the state.
         self._resume = None if resume is None else progress
+        self._progress = progress
+        self._epoch = epoch + 1
         coming, self._next = self._next, None
         if coming is not None and self._repeatable and coming[0] == self._arguments_of(epoch, progress.step):
             sampling = coming[1]
@@ -536,6 +539,11 @@ class SampledEpoch(Iterator[Minibatch]):
         self._progress = progress
 
     def __next__(self) -> Minibatch:
+        return self.hand_out(lambda minibatch: minibatch)
+
+    def hand_out(self, make: Callable[[Minibatch], R]) -> R:
+        """What `make` makes of the next minibatch, which counts as handed out only then: a signal handler may
+        ask for the state meanwhile. After an error of `make` the epoch goes on with the next one."""
         ranks = self._seeds.ranks
         if not self._begun:
             self._begun = self._progress.begun = True
@@ -551,11 +559,20 @@ class SampledEpoch(Iterator[Minibatch]):
             self._progress.step += 1  # a resumed epoch does not repeat it
             ranks.taken += 1
             raise
+        try:
+            self._sampled_on.hand_over(minibatch)
+            minibatch.features = FeatureRows(features)
+            made = make(minibatch)
+        except Exception:
+            self._progress.step += 1
+            ranks.taken += 1
+            raise
+        except BaseException:  # Ctrl-C: nobody gets this minibatch but who resumes
+            self.close()
+            raise
         self._progress.step += 1
         ranks.taken += 1
-        self._sampled_on.hand_over(minibatch)
-        minibatch.features = FeatureRows(features)
-        return minibatch
+        return made
 
     def positions(self, step: int) -> torch.Tensor:
         """Positions of this rank's seeds of a step, among the seeds as given: int64[n]."""

@@ -257,7 +257,10 @@ class LoaderEpoch(Iterator[Any]):
         self._epoch, self._data, self._transform = epoch, data, transform
 
     def __next__(self) -> Data | HeteroData | Any:
-        data = self._data.make(next(self._epoch))
+        return self._epoch.hand_out(self._make)
+
+    def _make(self, minibatch: Minibatch) -> Data | HeteroData | Any:
+        data = self._data.make(minibatch)
         return data if self._transform is None else self._transform(data)
 
     def close(self) -> None:

@@ -251,6 +251,31 @@ def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
     assert torch.equal(features.get_tensor("paper", "flag", index=None), flag)
 
 
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_a_minibatch_counts_once_the_transform_is_done(one_path: Path, error: Any) -> None:
+    """Where a signal handler may save the state."""
+
+    def transform(data: Any) -> Any:
+        steps.append(loader.state_dict()["step"])
+        if len(steps) == 2 and error is not None:
+            raise error
+        return data
+
+    steps: list[int] = []
+    with open_loader(one_path, [2], transform=transform) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        if error is not None:
+            with pytest.raises(error):
+                next(epoch)
+        if error is KeyboardInterrupt:  # which ends the epoch
+            assert next(epoch, None) is None
+            assert loader.state_dict()["step"] == 1
+        else:
+            assert sum(1 for _ in epoch) == len(loader) - (1 if error is None else 2)
+            assert steps == list(range(len(loader)))
+
+
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:
     with open_loader(one_path, [2], tables=[], labels=False, transform=lambda d: d.keys()) as loader:
         assert "x" not in next(iter(loader))
