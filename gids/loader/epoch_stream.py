@@ -184,6 +184,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
         self._closed = self._closes = self._all_closed = self._cut_short = self._busy = False
+        self._ends = self._closed_within = False  # by itself; by a signal handler within __next__()
         self._lock = OwnLock()
         self.ending = Ending(turn)
         self._opened, self._at_end = self.ending.parts, self.ending.then
@@ -283,9 +284,18 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         with self._lock:
             self._busy = True
             try:
-                return self._next()
+                taken = self._next()
+            except Exception:
+                if not self._closed_within:
+                    raise
             finally:
                 self._busy = False
+                if self._closed_within:  # it may have opened something since
+                    self._all_closed = False
+                    self.close()
+            if self._closed_within:  # it went on without what was closed
+                raise StopIteration
+            return taken
 
     def _next(self) -> tuple[T, Features]:
         if self._cut_short:
@@ -301,7 +311,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             try:
                 self._find_window(self)
             except BaseException:
-                self.close()
+                self._end_itself()
                 raise
         self._on_turn()  # once another stream was set aside: its reads were its own
         if self.first_alone and (failed := self.source.failed_first()) is not None:
@@ -313,7 +323,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._returned += 1
         except StopIteration:
             lost = self._lost()
-            self.close()
+            self._end_itself()
             if lost:
                 raise RuntimeError(lost) from None
             self._ended(self._returned)
@@ -321,13 +331,13 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         except BaseException as raised:
             self._returned += 1
             self._failed = self._failed or not isinstance(raised, StorageError)
-            self.close()
+            self._end_itself()
             self._cut_short = isinstance(raised, StorageError)
             raise
         try:
             if error is not None:
                 if not isinstance(error, StorageError):
-                    self.close()
+                    self._end_itself()
                 raise error
             if isinstance(minibatch, Failed):
                 self._raise(minibatch)
@@ -347,6 +357,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         with self._lock:
             if self._all_closed or self._closes:  # a signal handler may close it meanwhile
                 return
+            self._closed_within = self._closed_within or (self._busy and not self._ends)
             self._closed = self._closes = True
             try:
                 self._on_turn()
@@ -465,8 +476,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if self._returned == self._count and self._switch is None and not self.source.ended:
             self._fill()  # the source may have more
         if self.source.ended and not self.ahead and not self._lost():
-            self.close()
+            self._end_itself()
             self._ended(self._returned)
+
+    def _end_itself(self) -> None:
+        self._ends = True
+        self.close()
 
     def _lost(self) -> str:
         """What is missing at the end of the epoch."""
