@@ -335,10 +335,11 @@ def _sum(by_name: Mapping[str, int]) -> int:
     return sum(by_name.values())
 
 
-def available_bytes() -> int:
+def available_bytes(processes: int = 1) -> int:
     """Memory that this process may still use: the machine's, its control group's, or by `ulimit -v` or `-d`.
 
-    The least of them. Pages of files in memory count as available, as they can be dropped.
+    The least of them. So many processes share the first two. Pages of files in memory count as available, as
+    they can be dropped.
     """
     with open("/proc/meminfo") as f:
         meminfo = dict(line.split(":") for line in f)
@@ -350,6 +351,7 @@ def available_bytes() -> int:
             continue  # the root has no limit file; a container sees only its own part of the tree
         if limit != "max":
             available = min(available, max(0, int(limit) - max(0, usage - _file_bytes(group))))
+    available //= processes
     with open("/proc/self/status") as f:
         status = dict(line.split(":", 1) for line in f)
     for kind, usage_name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):

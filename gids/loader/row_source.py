@@ -149,11 +149,11 @@ class Lender:
         """The budget in host memory."""
         with self.lock:
             if self._memory is None:
-                share = 2 * local_ranks()
-                self._memory = available_bytes() // share
+                ranks = local_ranks()
+                self._memory = available_bytes(ranks) // 2
                 log.info(
-                    "memory= is not given: taking 1/%d of the memory available, %s",
-                    share,
+                    "memory= is not given: taking half of the memory available%s, %s",
+                    f" to each of {ranks} ranks" if ranks > 1 else "",
                     format_bytes(self._memory),
                 )
             return self._memory

@@ -288,6 +288,7 @@ def test_the_lowest_limit_of_the_control_groups_counts(
     groups = [(tmp_path / name, "max", "now") for name in ("a/b", "a", "", "gone")]
     monkeypatch.setattr(budget, "memory_groups", lambda: iter(groups))
     assert budget.available_bytes() == 4000
+    assert budget.available_bytes(4) == 1000
     (tmp_path / "a" / "memory.stat").write_text("file 900\ninactive_file 300\nactive_file 50\nfile_dirty 9\n")
     assert budget.available_bytes() == 4350, "pages of files can be dropped"
     (tmp_path / "a" / "memory.stat").write_text(
@@ -307,6 +308,7 @@ def test_a_limit_of_the_process_counts(kind: int, name: str, monkeypatch: pytest
             resource, "getrlimit", lambda asked, limits=limits: (limits[asked], resource.RLIM_INFINITY)
         )
         assert least <= budget.available_bytes() <= most
+        assert least <= budget.available_bytes(4) <= most, "each process has its own limit"
 
 
 def test_available_bytes_is_positive_here() -> None:

@@ -298,10 +298,10 @@ def test_repr_names_the_rank(one: Path) -> None:
 def test_ranks_of_one_machine_share_its_memory(
     one: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gids.loader.row_source.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("gids.loader.row_source.available_bytes", lambda ranks: (1 << 30) // ranks)
     for given, share in (
-        (None, "1/2 of the memory available, 537 MB"),
-        ("4", "1/8 of the memory available, 134 MB"),
+        (None, "half of the memory available, 537 MB"),
+        ("4", "half of the memory available to each of 4 ranks, 134 MB"),
     ):
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
         if given is not None:
