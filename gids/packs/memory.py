@@ -96,7 +96,8 @@ SPARE_BUFFERS = 16
 """Write buffers beside the one of each pack: those that are being written."""
 
 _LEAST_WRITE_BYTES = (_LEAST_PACKS + SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
-"""Write buffers take at least as much."""
+_MOST_WRITE_BYTES = (_MOST_PACKS + SPARE_BUFFERS) * _MOST_BUFFER_BYTES
+"""Write buffers take at least, and at most, as much."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,11 @@ class PackBudget:
             purposes["packs"], for_trials = left, left + purposes["outputs"] - self._counts_bytes
         else:
             lists_bytes, write_bytes = left // 2, left - left // 2
-            purposes |= {"row lists": lists_bytes, "write buffers": write_bytes}
+            most_bytes = (2 if overlap else 1) * _MOST_PACKS * sum(t.row_count for t in self.tables)
+            purposes |= {
+                "row lists": min(lists_bytes, most_bytes),  # a byte for each row of a table is the most
+                "write buffers": min(write_bytes, _MOST_WRITE_BYTES),
+            }
             purposes["packs"] = self.device_bytes - sum(there.values())
             for_trials = write_bytes if write_bytes >= _LEAST_WRITE_BYTES else 0  # tried before writing
         trials = for_trials // (_SETS_OF_A_TRIAL * max(1, self._set_bytes))
@@ -235,7 +240,9 @@ class PackBudget:
             }
         if overlap:
             purposes["counts"] = self._counts_bytes
-            purposes["write buffers"] = max(self.memory_bytes // _WRITE_SHARE, _LEAST_WRITE_BYTES)
+            purposes["write buffers"] = min(
+                _MOST_WRITE_BYTES, max(self.memory_bytes // _WRITE_SHARE, _LEAST_WRITE_BYTES)
+            )
         return purposes
 
     @property

@@ -101,6 +101,31 @@ def test_a_sweep_keeps_every_disk_busy_within_an_eighth_of_the_memory(
         assert_all_same(epochs[0], epoch)
 
 
+@pytest.mark.parametrize("device_bytes", [None, 8 << 30])
+def test_a_large_memory_is_not_listed_for_what_cannot_use_it(path: Path, device_bytes: int | None) -> None:
+    tables = list(gids.FeatureStore(path).tables.values())
+    plans = [
+        memory.PackBudget(
+            tables=tables,
+            output_row_bytes={t.name: t.row_bytes for t in tables},
+            bounce_bytes=0,
+            sampler_bytes=0,
+            waiting=0,
+            memory_bytes=memory_bytes,
+            device_bytes=device_bytes,
+        ).share({t.name: 500 for t in tables}, 1 << 20, overlap=True)
+        for memory_bytes in (64 << 20, 128 << 30)
+    ]
+    assert plans[0] is not None
+    assert plans[1] is not None
+    if device_bytes is not None:
+        small = plans[0].purposes
+        assert small["row lists"] + small["write buffers"] > 40 << 20
+        assert plans[1].purposes["row lists"] <= 2 * 2048 * sum(t.row_count for t in tables)
+    count, nbytes = plans[1].buffers(2048, plans[1].write_bytes(0))
+    assert plans[1].purposes["write buffers"] == count * nbytes
+
+
 @pytest.mark.parametrize("check_crc", [False, True])
 def test_the_outputs_of_a_second_stream_are_listed(
     path: Path, rows: dict[str, torch.Tensor], check_crc: bool
