@@ -6,6 +6,7 @@ tests/store/test_part_checks.py flips a bit in every file.
 import io
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -114,6 +115,17 @@ def test_ids_out_of_range_are_found_with_valid_checksums(dataset, capsys, name, 
 def test_shards_outside_the_dataset_need_allow_dir(dataset, capsys):
     assert main(["verify", str(dataset)]) == 1
     assert "--allow-dir" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_fault_that_nobody_reads_is_one(dataset, unbuffered):
+    """As of `gids verify DATASET | head`. The shards are outside, as above."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        command = [sys.executable, "-m", "gids", "verify", dataset]
+        env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        assert subprocess.run(command, stdout=pipe, env=env, check=False).returncode == 1
 
 
 def test_what_is_no_dataset_is_an_error(tmp_path, capsys):
