@@ -7,11 +7,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gids.closing import Threads
 from gids.loader.epoch_stream import Ending, Sampled
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import PackMachine, Superbatch
@@ -118,7 +119,7 @@ class NextEpoch:
     def make(self, machine: PackMachine, lists_bytes: int, make: Callable[[], Superbatch | None]) -> None:
         """Make packs in a thread, once all is sampled. lists_bytes: of their row lists, at most."""
         self.machine, self._lists_bytes = machine, lists_bytes
-        thread = ThreadPoolExecutor(1, "gids-next")
+        thread = Threads(1, "gids-next")
         self._making = thread.submit(make)
         thread.shutdown(wait=False)
         self.opened.append(_Making(self._making))

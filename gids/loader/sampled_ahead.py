@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakMethod
 
 import numpy as np
 
 from gids import _core
+from gids.closing import Threads
 from gids.errors import StorageError
 from gids.loader.epoch_stream import Failed, IdsOf, Sampled, forgetting, without_frames
 from gids.loader.memory import rows_read
@@ -45,7 +46,7 @@ class Background:
     """What must be closed of minibatches that are sampled ahead. Refers to no sampler, which may refer to the
     loader."""
 
-    def __init__(self, counter: ThreadPoolExecutor, spool: Spool) -> None:
+    def __init__(self, counter: Threads, spool: Spool) -> None:
         self._counter, self._spool, self._pid = counter, spool, os.getpid()
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class SampledAhead(Generic[T]):
         self._new, self._new_s = 0, 0.0  # minibatches that the source sampled, and the time of it
         self.most = MOST_MINIBATCHES
         self.base, self.room_for_two, self._goes_on = base, True, goes_on
-        self._counter = ThreadPoolExecutor(1, "gids-count")
+        self._counter = Threads(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
         reads_of = WeakMethod(self._reads_of)
         self.spool = Spool(

@@ -10,7 +10,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gids import _core
+from gids.closing import Threads
 from gids.errors import StorageError
 from gids.io import open_engine, queue_depth
 from gids.io.disks import device_of, disk_count
@@ -278,7 +278,7 @@ def _writes_per_s(file: ScratchFile, room_bytes: int, longest: int) -> float:
             reason = f"scratch cannot be written: {os.strerror(error.errno or 0)}"
             raise StorageError(error.errno or 0, reason, file.directories[number]) from error
 
-    with ThreadPoolExecutor(len(numbers)) as threads:
+    with Threads(len(numbers), "gids-measure") as threads:
         run = map if len(numbers) == 1 else threads.map
         while not marks.enough:
             counts = list(run(write, numbers))

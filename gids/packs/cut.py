@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from gids import _core
+from gids.closing import Threads
 from gids.packs.costs import DiskRates
 from gids.packs.memory import ALIGNMENT, PackPlan
 from gids.packs.spool import Spool
@@ -168,7 +168,7 @@ class Work:
         """Add the first minibatches to the cuts."""
         if not trials:
             return
-        with ThreadPoolExecutor(len(trials), "gids-cut") as threads:
+        with Threads(len(trials), "gids-cut") as threads:
             for rows in self.spool.rows_of(range(count)):
                 list(threads.map(lambda trial, rows=rows: trial.cutter.add(rows), trials))
 

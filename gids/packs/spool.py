@@ -13,7 +13,7 @@ import os
 import pickle
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 
 from gids import _core
 from gids.cache.feature_cache import check_ids
+from gids.closing import Threads
 from gids.cuda import on_host
 from gids.errors import StorageError
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
@@ -150,8 +151,8 @@ class Spool:
         self._end = 0
         self._staging: list[mmap.mmap] = []  # buffers that are not in use
         self._pid = os.getpid()
-        self._readers = ThreadPoolExecutor(1, "gids-spool")
-        self._writers = ThreadPoolExecutor(WRITING, "gids-spool-write")
+        self._readers = Threads(1, "gids-spool")
+        self._writers = Threads(WRITING, "gids-spool-write")
         self._coming: dict[int, Future[mmap.mmap]] = {}
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._rows_bytes = 0  # that were read and are not in counters
