@@ -40,6 +40,10 @@ IdsOf = Callable[[T], Ids]
 _END = object()
 log = logging.getLogger("gids")
 
+NO_MEMORY = (
+    "the system gives this process no more memory: raise the limit on its address space (ulimit -v), or give "
+    "gids.open() a smaller memory= and threads="
+)
 _STOP_S = 10.0
 """How long the end of the process waits for a minibatch of a daemon thread."""
 _exiting = False
@@ -366,6 +370,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         except BaseException as raised:
             self._returned += 1
             self._failed = self._failed or not isinstance(raised, StorageError)
+            if isinstance(raised, MemoryError):
+                raised.add_note(NO_MEMORY)
             self._end_itself()
             self._cut_short = isinstance(raised, StorageError)
             raise

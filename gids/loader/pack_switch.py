@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting
+from gids.loader.epoch_stream import NO_MEMORY, EpochStream, Failed, Sampled, forgetting
 from gids.loader.learned import Choice, NextEpoch
 from gids.loader.memory import page_bytes_read, rows_read
 from gids.loader.observer import Observers
@@ -294,8 +294,8 @@ class PackSwitch(Generic[T]):
                 raise
             self._give_up(error)
             return None
-        except OSError as error:
-            self._give_up(error)
+        except (OSError, MemoryError) as error:
+            self._give_up(NO_MEMORY if isinstance(error, MemoryError) else error)
             return None
         self._learned.by_packs = True
         return self._make(layout, fill_resident=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -482,6 +483,14 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
     command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED, Path(__file__).parent, path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_error_says_what_to_do_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_loader_module.FeatureLoader, "_build", Mock(side_effect=MemoryError))
+    with feature_loader(path, TABLES, memory=1 << 24) as loader:
+        with pytest.raises(MemoryError) as raised:
+            next(loader.attach(minibatches(9), ids_of))
+    assert "ulimit -v" in raised.value.__notes__[-1]
 
 
 BESIDE_MAIN = """

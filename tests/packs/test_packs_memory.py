@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from packs_example import PAPERS, assert_all_same, cut_small, open_loader, open_
 import gids
 from gids import _core
 from gids.io import open_engine
-from gids.loader import pack_reads
+from gids.loader import pack_chooser, pack_reads
 from gids.packs import Superbatch, memory
 from gids.packs import superbatch as superbatch_module
 from gids.sampler import Minibatch
@@ -179,3 +180,14 @@ def test_outputs_of_any_sizes_stay_within_what_all_have_room_for() -> None:
             taken = [pool.take(int(room * share), room) for room, share in zip(rooms, shares, strict=True)]
         assert len(taken) == len(rooms)
         assert pool.peak_bytes <= planned
+
+
+def test_without_memory_for_packs_rows_are_read_at_random(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a limit on the address space of the process."""
+    monkeypatch.setattr(pack_chooser, "HostRows", Mock(side_effect=MemoryError("std::bad_alloc")))
+    with open_source(path, "pack") as source, open_loader(source) as loader:
+        assert_all_same(expected, loader)
+    [warned] = [r.getMessage() for r in caplog.records if "packs cannot be used" in r.getMessage()]
+    assert "ulimit -v" in warned
