@@ -348,6 +348,10 @@ def _stripe_dir_of(shard: Path) -> Path:
 
 def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
     """Yield one line per file that is missing, not allowed or of a wrong size or type. Reads only headers."""
+    yield from map(str, _faults(manifest, locate))
+
+
+def _faults(manifest: Manifest, locate: Locator) -> Iterator[str | Exception]:
     files: list[tuple[Callable[[], StoredFile], str, int, str, bytes]] = [
         (partial(locate.array, a), a.path, array_bytes(a), f"{a.dtype}{list(a.shape)}", array_header(a))
         for a in manifest.arrays()
@@ -367,23 +371,25 @@ def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
                     if os.pread(fd, len(header), 0) != header:
                         yield f"{file} does not have the header of a .npy file with {what}"
         except (FormatError, OSError) as error:
-            yield str(error)
+            yield error
 
 
 def open_dataset(root: Path, allow_dirs: Sequence[str | os.PathLike[str]] = ()) -> tuple[Locator, Manifest]:
     """Open a dataset, and check its files as `faults` does. Begins again if it was changed meanwhile.
 
-    Raises FileNotFoundError, FormatError for the first fault.
+    Raises FileNotFoundError, PermissionError, FormatError for the first other fault.
     """
     for _ in range(_TRIES):
         locate = Locator(root, allow_dirs)
         manifest = locate.read_manifest()
-        fault = next(faults(manifest, locate), None)
+        fault = next(_faults(manifest, locate), None)
         if fault is None:
             return locate, manifest
         if not locate.was_changed():
             break
-    raise FormatError(fault)
+    if isinstance(fault, PermissionError):
+        raise fault
+    raise FormatError(str(fault))
 
 
 def _size_fault(locate: Locator, name: str, expected: int, what: str) -> str:

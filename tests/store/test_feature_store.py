@@ -13,6 +13,7 @@ from datasets import CITES, WRITES, write_dataset
 
 import gids
 from gids import FeatureStore, FormatError, StorageError
+from gids.store import files
 from gids.write import DatasetWriter
 
 SHARD = "tables/paper.feat/shard-00.bin"
@@ -255,3 +256,17 @@ def test_error_for_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
     (tmp_path / "a.gids.partial").mkdir()
     with pytest.raises(FormatError, match="to finish it, run the same `gids convert` command again"):
         FeatureStore(tmp_path / "a.gids.partial")
+
+
+def test_a_file_that_may_not_be_read_is_no_fault_of_the_format(tmp_path, monkeypatch):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "feat", torch.ones(5, 3))
+        writer.write_labels("_N", torch.arange(5))
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "labels.npy")
+
+    def array(self, entry):
+        raise refused
+
+    monkeypatch.setattr(files.Locator, "array", array)
+    with pytest.raises(PermissionError, match=r"Permission denied: 'labels\.npy'"):
+        FeatureStore(tmp_path / "a.gids")

@@ -203,7 +203,7 @@ def test_a_forked_process_reads_the_dataset_or_raises(path: Path) -> None:
     assert "was replaced; open it again" in found[1]
 
 
-@pytest.mark.parametrize("after", ["_open_directory", "load_manifest", "faults"])
+@pytest.mark.parametrize("after", ["_open_directory", "load_manifest", "_faults"])
 def test_a_store_is_of_one_dataset_whenever_it_is_replaced(
     path: Path, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_store_is_of_one_dataset_whenever_it_is_replaced(
 
     def replace_after(*arguments: Any) -> Any:
         result = step(*arguments)
-        if after == "faults":
+        if after == "_faults":
             result = iter(list(result))
         calls.append(after)
         if len(calls) == 1:
@@ -225,7 +225,7 @@ def test_a_store_is_of_one_dataset_whenever_it_is_replaced(
         values = [float(store.read_rows([0], "feat")[0, 0]), int(store.labels[PAPER][0])]
     except StorageError as error:
         told = str(error)
-        assert after == "faults"
+        assert after == "_faults"
         assert "was replaced; open it again" in told
         return
     assert values == [NEW, NEW]
