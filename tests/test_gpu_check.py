@@ -198,6 +198,13 @@ def test_a_file_that_cannot_be_imported_is_named(check, test_files):
     ]
 
 
+def test_each_file_with_gpu_tests_is_chosen(request):
+    files = {item.path for item in request.session.items if item.get_closest_marker("gpu")}
+    fixture = "@pytest.fixture\ndef loader(device): pass\n\ndef test_a(loader): pass\n"
+    for text in (fixture, *(path.read_text() for path in files)):
+        assert gpu_check.HAS_GPU_TESTS.search(text)
+
+
 @pytest.mark.slow
 def test_without_a_gpu_no_test_runs(check, test_files):
     check.no_gpu = "no driver"

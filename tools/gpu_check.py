@@ -77,7 +77,7 @@ SANITIZED = (  # small, and between them every kernel
 NO_SANITIZER = re.compile(
     r"device (is )?not supported|unable to (find|load)|insufficient permissions", re.IGNORECASE
 )
-HAS_GPU_TESTS = re.compile(r"mark\.gpu|def test_\w+\([^)]*\b(device|gpu)\b")
+HAS_GPU_TESTS = re.compile(r"mark\.gpu|def \w+\([^)]*\b(device|gpu)\b")  # a test, or a fixture of tests
 RESULT = re.compile(  # in one process, and in several
     r"^(tests/.*?) ([A-Z]+) +\[ *\d+%\]$|^\[gw\d+\] \[ *\d+%\] ([A-Z]+) (tests/.*?) *$", re.MULTILINE
 )

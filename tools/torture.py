@@ -76,6 +76,8 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="scenarios on a device, on the GPU")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.ranks and given.gpu:
+        parser.error("scenarios of two processes are on the CPU")
     given.folder.mkdir(exist_ok=True)
     number, last = given.first, given.first + given.count
     if given.child:
@@ -89,7 +91,7 @@ def main() -> int:
         command += [f"--{name}" for name in ("ranks", "gpu") if getattr(given, name)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
             assert child.stdout is not None
-            noise, running = list[str](), False
+            noise, running, told = list[str](), False, {}
             for line in child.stdout:
                 if not line.startswith("{"):
                     noise.append(line)
@@ -114,6 +116,9 @@ def main() -> int:
                     break
             else:
                 child.wait()
+        if not told:
+            print(*noise, "the process ended before its first scenario", sep="\n")
+            return 1
         if running and time.monotonic() < end:
             failed += 1
             print(f"--- {number}: the process died ({child.returncode})", flush=True)
