@@ -214,18 +214,23 @@ class PackSwitch(Generic[T]):
             self._chooser.chosen(superbatch.layout, prepared.sampled)
 
     def _waits_long(self, stream: EpochStream[T], waits: list[float]) -> bool:
-        """After EARLY minibatches, or long waits: whether the rest of the epoch would wait for the disk long.
+        """After long waits, and at the latest after EARLY minibatches: whether the rest of the epoch would
+        wait for the disk long.
 
-        Only the later half of the waits counts, because the cache is empty at first. If worker processes
-        sample the minibatches, packs are not considered before EARLY of them, however long the waits are.
+        Only the later half of the waits counts, because the cache is empty at first. Waits come in bursts, as
+        minibatches are read together, so that only EARLY of them show that the rest does not wait long. If
+        worker processes sample the minibatches, packs are not considered before EARLY of them, however long
+        the waits are.
         """
         done = len(waits)
         if done < EARLY and (self._source.beside or sum(waits) < _SOON_S):
             return False
-        self._waits = None
         later = waits[done // 2 :]
         left = self._chooser.expected_count(self._epoch.count) - done
-        return left * sum(later) / len(later) >= LEAST_WAIT_S and not stream.sampled_all
+        long = left * sum(later) / len(later) >= LEAST_WAIT_S and not stream.sampled_all
+        if long or done >= EARLY:
+            self._waits = None
+        return long
 
     def _end_random(self, stream: EpochStream[T], done: int) -> None:
         """End random reads, and prepare packs for the minibatches after those that are done."""

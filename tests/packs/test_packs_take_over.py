@@ -222,6 +222,32 @@ def test_on_a_slow_disk_packs_are_not_kept_waiting_by_the_first_minibatch(
     assert read(path, expected)["packs"]["minibatches"] == COUNT - 1
 
 
+@pytest.mark.parametrize(
+    ("waits", "at"),
+    [
+        ([0.45, 0.0, 0.0, 0.1, 0.0, 0.0, 0.4], 7),  # packs are considered at the second burst
+        ([0.45, 0.0, 0.0, 0.1] + 12 * [0.0], None),  # the cache was empty at first
+        (4 * [0.1] + 12 * [0.09], 6),
+    ],
+)
+def test_waits_that_come_in_bursts_show_later_how_long_an_epoch_waits(
+    path: Path, waits: list[float], at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, pack_switch.EARLY, pack_switch.LEAST_WAIT_S)
+    with open_source(path, "auto") as source, gids.FeatureLoader(source, ["paper.feat"]) as loader:
+        stream = loader.attach([{"paper.feat": torch.arange(9)}] * 60, lambda ids: ids, count=60)
+        next(stream)
+        switch = stream._switch
+        assert switch is not None
+        considered = None
+        for done in range(1, len(waits) + 1):
+            if switch._waits is not None and switch._waits_long(stream, waits[:done]):
+                considered = done
+        assert considered == at
+        assert switch._waits is None
+        stream.close()
+
+
 @pytest.mark.usefixtures("_packs_pay")
 def test_later_epochs_begin_with_packs(path: Path, expected: list[Minibatch]) -> None:
     assert read(path, expected, epochs=3)["packs"]["minibatches"] >= 2 * COUNT
