@@ -35,6 +35,12 @@ class Choice:
     resident_rows: int = 0
     actual_s: float = 0.0
 
+    @property
+    def paid(self) -> bool:
+        """Whether the minibatches that came so far would have taken random reads longer, as predicted."""
+        random_s = self.predicted_s.get("random", math.inf)
+        return self.actual_s <= random_s * self.returned / self.minibatches
+
 
 @dataclass(eq=False)
 class Learned:
@@ -43,7 +49,8 @@ class Learned:
     consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
     longest epoch, as far as it is known. why_random: why epochs of at most random_count minibatches do not
     consider packs, or "".
-    choices: all. by_packs: whether packs were chosen last. next_epoch: what is prepared of it, or None.
+    choices: all. by_packs: whether packs were chosen last. unpaid: minibatches of the last epoch with packs,
+    if it was left before they saved time. next_epoch: what is prepared of it, or None.
     """
 
     consumer_s: float = 0.0
@@ -52,6 +59,7 @@ class Learned:
     random_count: float = 0
     choices: list[Choice] = field(default_factory=list)
     by_packs: bool = False
+    unpaid: int = 0
     next_epoch: NextEpoch | None = None
 
     def random(self, count: int | None) -> bool:
@@ -60,7 +68,7 @@ class Learned:
 
     def ended(self, count: int) -> None:
         """An epoch of so many minibatches came to its end."""
-        self.longest = max(self.longest, count)
+        self.longest, self.unpaid = max(self.longest, count), 0
 
     def read_at_random(self, reason: str, count: float = math.inf) -> None:
         """Do not consider packs for epochs of at most so many minibatches."""

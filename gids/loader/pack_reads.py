@@ -118,7 +118,7 @@ class PackReads:
 
     def prepared(self, learned: Learned, minibatches: Iterable[Any]) -> NextEpoch | None:
         """What is prepared of the epoch that begins now. What was prepared of another one is dropped."""
-        coming = learned.next_epoch
+        coming = None if learned.unpaid else learned.next_epoch
         if coming is None or coming.minibatches is not minibatches or not coming.here:
             learned.drop_next()
             return None

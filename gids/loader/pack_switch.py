@@ -1,10 +1,10 @@
 """PackSwitch: lets an EpochStream read by packs where that is faster. PackReader: reads a superbatch.
 
 Made by FeatureLoader for an epoch that may use packs. An epoch begins with random reads, unless packs are
-asked for, or read the epoch before, or the disk is so slow that one minibatch would wait long. If the epoch
-would wait for the disk for long, the rest is sampled ahead, PackChooser chooses how to read it, and packs are
-made. While one superbatch is trained, the next one is prepared. If random reads are cheaper, or packs fail,
-the stream goes on by random reads.
+asked for, or read the epoch before and saved time until it ended or was left, or the disk is so slow that one
+minibatch would wait long. If the epoch would wait for the disk for long, the rest is sampled ahead,
+PackChooser chooses how to read it, and packs are made. While one superbatch is trained, the next one is
+prepared. If random reads are cheaper, or packs fail, the stream goes on by random reads.
 """
 
 from __future__ import annotations
@@ -161,6 +161,9 @@ class PackSwitch(Generic[T]):
             now = time.perf_counter()
             self._choice.actual_s += now - self._returned_at - (self._seconds["sample"] - sampled_s)
             self._returned_at = now
+            if self._sampled is not None:
+                came = self._sampled.base + self._superbatch.next
+                self._learned.unpaid = 0 if self._choice.paid else came
         elif self._waits is not None and stream.has_window:
             self._waits.append(took_s)
 
@@ -180,7 +183,11 @@ class PackSwitch(Generic[T]):
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             self._go_on_with(prepared)
-        elif self._packs.options.reads == "auto" and self._together is None and not self._learned.by_packs:
+        elif (
+            self._packs.options.reads == "auto"
+            and self._together is None
+            and (self._learned.unpaid or not self._learned.by_packs)
+        ):
             self._packs.release()  # of the epoch before
             if not self._first_waits_long():
                 self._read_at_random(stream, self._source)
@@ -224,6 +231,8 @@ class PackSwitch(Generic[T]):
         """
         done = len(waits)
         if done < EARLY and (self._source.beside or sum(waits) < _SOON_S):
+            return False
+        if done < self._learned.unpaid:  # this epoch, too, may be left before packs save time
             return False
         later = waits[done // 2 :]
         left = self._chooser.expected_count(self._epoch.count) - done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
 import time
@@ -32,7 +33,7 @@ import gids.trace
 from gids.errors import StorageError
 from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.loader.framework_epoch import FrameworkEpoch
-from gids.loader.learned import Learned
+from gids.loader.learned import Choice, Learned
 from gids.packs import Spool, Superbatch, memory
 from gids.sampler import Minibatch
 
@@ -251,6 +252,22 @@ def test_waits_that_come_in_bursts_show_later_how_long_an_epoch_waits(
 @pytest.mark.usefixtures("_packs_pay")
 def test_later_epochs_begin_with_packs(path: Path, expected: list[Minibatch]) -> None:
     assert read(path, expected, epochs=3)["packs"]["minibatches"] >= 2 * COUNT
+
+
+def test_epochs_that_are_left_before_packs_save_time_read_at_random(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, 3)
+    monkeypatch.setattr(pack_switch, "_SOON_S", 1e-9)
+    monkeypatch.setattr(Choice, "paid", False)
+    with open_source(path, "auto") as source:
+        loader = open_loader(source)
+        by_packs = []
+        for left in (8, 8, COUNT, COUNT, COUNT):
+            before, loader.epoch = loader.stats()["packs"]["minibatches"], 0
+            assert_all_same(expected[:left], itertools.islice(loader, left))
+            by_packs.append(loader.stats()["packs"]["minibatches"] - before)
+    assert by_packs == [7, 0, COUNT - 8, COUNT, COUNT]
 
 
 @pytest.mark.few(5)
