@@ -342,25 +342,32 @@ class PackChooser:
         packed_s = self.sweep_s(sampled) + nbytes / rates.write_bytes_per_s + rates.packed_s(nbytes)
         if not _pays(packed_s, random_s):
             return
+        enough = self._enough(sampled, memory_bytes)
+        features_bytes = sum(t.page_count * t.page_bytes for t in self._packs.tables)
+        if self._packs.device is None and enough >= features_bytes:
+            return  # all features fit into so much memory: they would not be read by packs
         log.warning(
             "memory=%d (%s) is too small for packs, so rows are read at random%s: with %s packs would take "
             "about %.0f s",
             memory,
             format_bytes(memory),
             f", in about {random_s:.0f} s" if math.isfinite(random_s) else "",
-            self._enough(sampled, memory_bytes),
+            _advice(enough),
             packed_s,
         )
 
-    def _enough(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
-        """The memory that packs of minibatches like these need. memory_bytes: too little."""
+    def _enough(self, sampled: SampledAhead[Any], memory_bytes: int) -> int:
+        """The memory that packs of minibatches like these need; 0: no host memory is enough.
+
+        memory_bytes: too little.
+        """
 
         def fits(nbytes: int) -> bool:
             return self._layout(sampled, nbytes, False) is not None
 
         others_bytes = self._loader.source.memory - memory_bytes
         least = least_memory(memory_bytes, fits)
-        return f"memory={advised_bytes(_room(least) + others_bytes)}" if least else "more device_memory="
+        return _room(least) + others_bytes if least else 0
 
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self._packs.tables)
@@ -375,14 +382,19 @@ class PackChooser:
         return (
             f"memory={memory} ({format_bytes(memory)}){there} is too small for reads="
             f"{self._packs.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. "
-            f"Give {self._enough(sampled, memory_bytes)} to gids.open(), use smaller minibatches, or "
-            "reads='random'."
+            f"Give {_advice(self._enough(sampled, memory_bytes))} to gids.open(), use smaller minibatches, "
+            "or reads='random'."
         )
 
 
 def _pays(packed_s: float, random_s: float) -> bool:
     """Whether packs save enough time."""
     return random_s - packed_s >= _WORTH_S
+
+
+def _advice(enough_bytes: int) -> str:
+    """enough_bytes: of host memory, 0 if device memory lacks."""
+    return f"memory={advised_bytes(enough_bytes)}" if enough_bytes else "more device_memory="
 
 
 def _room(count: int) -> int:

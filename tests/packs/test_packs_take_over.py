@@ -163,20 +163,26 @@ def test_choices_are_json_if_only_packs_fit_in_memory(
 
 
 @pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("tables", [["paper.feat"], ["paper.feat", "paper.text"]])
 def test_a_larger_minibatch_that_no_cache_has_room_for_ends_no_epoch(
-    path: Path, rows: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+    path: Path, rows: dict[str, torch.Tensor], tables: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Packs are considered and do not fit. The cache was freed for them."""
-    ids = [torch.arange(900 if i else 20) for i in range(8)]
+    """Packs are considered and do not fit. The cache was freed for them. The log says how much memory they
+    need, unless all features fit into that: then packs would not be used."""
+    ids = [
+        dict(zip(tables, (torch.arange(900 if i else 20), torch.arange(1)), strict=False)) for i in range(8)
+    ]
     with open_source(path, "auto", memory=250_000, queue_depth=2) as source:
-        loader = gids.FeatureLoader(source, ["paper.feat"])
-        stream = loader.attach(ids, lambda of_one: {"paper.feat": of_one}, count=len(ids))
-        for of_one, features in stream:
-            assert same_bits(features["paper.feat"], rows["paper.feat"][of_one])
+        loader = gids.FeatureLoader(source, tables)
+        for minibatch, features in loader.attach(ids, lambda minibatch: minibatch, count=len(ids)):
+            for name in tables:
+                assert same_bits(features[name], rows[name][minibatch[name]])
         loader.close()
-    too_small, larger = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    *too_small, larger = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "in later epochs too: give more memory" in larger
-    assert "is too small for packs, so rows are read at random: with memory=" in too_small
+    assert len(too_small) == len(tables) - 1
+    for message in too_small:
+        assert "is too small for packs, so rows are read at random: with memory=" in message
 
 
 @pytest.mark.usefixtures("_packs_pay")
