@@ -687,7 +687,7 @@ def test_a_signal_handler_may_close_an_epoch_that_reads(
                     break
                 check(source, minibatch, features)
                 received += 1
-            assert (received == 9) == (left > 0)
+            assert received == 9 or left <= 0  # it may close the epoch after the last minibatch, too
             assert stream.closed
         assert received > 1
         assert len(list(loader.attach(minibatches(9), ids_of))) == 9
