@@ -74,7 +74,7 @@ class Threads(Executor):
         self._threads: list[threading.Thread] = []
         self._ends, self._lock = False, OwnLock()
         # For who drops it. Not at exit: others close what uses it then.
-        weakref.finalize(self, _end, self._queue, count).atexit = False
+        weakref.finalize(self, self._queue.put, None).atexit = False
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Raises OSError if no thread can be started."""
@@ -82,9 +82,11 @@ class Threads(Executor):
         with self._lock:
             if self._ends:
                 raise RuntimeError(f"the threads {self._name} have ended")
+            self._threads = [thread for thread in self._threads if thread.ident]  # those that did start
             if len(self._threads) < self._count:
                 name = f"{self._name}_{len(self._threads)}"
                 thread = threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True)
+                self._threads.append(thread)  # first: Ctrl-C may interrupt start() once it works
                 try:
                     thread.start()
                 except RuntimeError as error:
@@ -93,7 +95,6 @@ class Threads(Executor):
                         f"cannot start the thread {self._name}: raise the limit on processes (ulimit -u, the "
                         f"container's pids limit) or on address space (ulimit -v): {error}",
                     ) from None
-                self._threads.append(thread)
             self._queue.put((future, lambda: fn(*args, **kwargs)))
         return future
 
@@ -107,15 +108,11 @@ class Threads(Executor):
                     break
                 if work is not None:
                     work[0].cancel()
-            _end(self._queue, len(self._threads))
+            self._queue.put(None)
         if wait:
             for thread in self._threads:
-                thread.join()
-
-
-def _end(queue: SimpleQueue[_Work | None], count: int) -> None:
-    for _ in range(count):
-        queue.put(None)
+                if thread.ident:
+                    thread.join()
 
 
 def _work(queue: SimpleQueue[_Work | None]) -> None:
@@ -127,3 +124,4 @@ def _work(queue: SimpleQueue[_Work | None]) -> None:
             except BaseException as error:
                 future.set_exception(error)
         del work, future, function  # which may keep memory while this waits
+    queue.put(None)  # for the other threads

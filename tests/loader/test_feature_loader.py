@@ -27,7 +27,7 @@ from open_options import feature_loader, tuned
 import gids
 from gids import _core
 from gids.cache import FeatureCache
-from gids.closing import OwnLock
+from gids.closing import OwnLock, Threads
 from gids.loader import feature_loader as feature_loader_module
 from gids.loader.epoch_stream import EpochStream
 from gids.loader.learned import Learned
@@ -657,6 +657,26 @@ def test_an_interrupted_end_that_is_repeated_leaves_the_next_epoch_alone(
         assert observer.steps == list(range(loader._observers._entered))
     said = [r.getMessage().split(" in ")[0] for r in caplog.records if "minibatches in" in r.getMessage()]
     assert said == ["2 minibatches", "9 minibatches"]
+
+
+def test_threads_end_after_ctrl_c_interrupted_the_start_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        start_it(thread)
+        raise Interrupt
+
+    start_it, goes_on, threads = threading.Thread.start, threading.Event(), Threads(3, "three")
+    first = threads.submit(goes_on.wait)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(Interrupt):
+            threads.submit(int)
+    ending = threading.Thread(target=threads.shutdown, daemon=True)
+    ending.start()
+    time.sleep(0.02)  # the second thread ends
+    goes_on.set()
+    ending.join(5)
+    assert first.done()
+    assert not ending.is_alive()
 
 
 @pytest.mark.parametrize(("reads", "last"), [("random", 2500), ("pack", 20_000)])
