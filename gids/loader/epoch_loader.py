@@ -563,9 +563,11 @@ class SampledEpoch(Iterator[Minibatch]):
             self._sampled_on.hand_over(minibatch)
             minibatch.features = FeatureRows(features)
             made = make(minibatch)
-        except Exception:
+        except Exception as error:
             self._progress.step += 1
             ranks.taken += 1
+            if isinstance(error, StopIteration):  # which would end the loop in silence
+                raise RuntimeError("the transform raised StopIteration") from error
             raise
         except BaseException:  # Ctrl-C: nobody gets this minibatch but who resumes
             self.close()
