@@ -11,8 +11,6 @@ first minibatch is handed out when one is sampled; then each step enters two unt
 
 from __future__ import annotations
 
-import atexit
-import functools
 import logging
 import os
 import threading
@@ -44,29 +42,6 @@ NO_MEMORY = (
     "the system gives this process no more memory: raise the limit on its address space (ulimit -v), or give "
     "gids.open() a smaller memory= and threads="
 )
-_STOP_S = 10.0
-"""How long the end of the process waits for a minibatch of a daemon thread."""
-_exiting = False
-_streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()
-_streams_lock = OwnLock()
-
-
-@functools.cache
-def _stop_threads_at_exit() -> None:
-    """Called once the first stream has a finalizer: functions that are registered last are called first."""
-    atexit.register(_stop_threads)
-
-
-def _stop_threads() -> None:
-    """Let daemon threads wait, before their next minibatch, for the end of the process: Python would end them
-    in native code, which aborts, or with what they use closed. Other threads have ended already."""
-    global _exiting
-    _exiting = True
-    ends = time.monotonic() + _STOP_S
-    with _streams_lock:
-        streams = list(_streams)
-    for stream in streams:
-        stream.keep(max(0.0, ends - time.monotonic()))
 
 
 @dataclass(slots=True)
@@ -219,9 +194,6 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self.ending = Ending(turn)
         self._opened, self._at_end = self.ending.parts, self.ending.then
         self._finalizer = weakref.finalize(self, self.ending.close)
-        _stop_threads_at_exit()
-        with _streams_lock:
-            _streams.add(self)
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._again: deque[T] = deque()  # that another reader did not gather
@@ -312,14 +284,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._observers.begin_again()
         return held
 
-    def keep(self, timeout_s: float) -> None:
-        """Keep other threads from it until the process ends, once next() of one of them ends."""
-        self._lock.acquire(timeout=timeout_s)
-
     def __next__(self) -> tuple[T, Features]:
         self._check()
-        if _exiting and threading.current_thread() is not threading.main_thread():
-            threading.Event().wait()
         with self._lock:
             self._busy = True
             try:
