@@ -189,7 +189,7 @@ class PackSwitch(Generic[T]):
             and (self._learned.unpaid or not self._learned.by_packs)
         ):
             self._packs.release()  # of the epoch before
-            if not self._first_waits_long():
+            if self._learned.unpaid or not self._first_waits_long():
                 self._read_at_random(stream, self._source)
                 self._waits = []
 

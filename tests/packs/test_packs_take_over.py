@@ -276,6 +276,22 @@ def test_epochs_that_are_left_before_packs_save_time_read_at_random(
     assert by_packs == [7, 0, COUNT - 8, COUNT, COUNT]
 
 
+def test_who_takes_only_the_first_minibatch_again_and_again_makes_packs_once(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by next(iter(loader)), on a disk so slow that packs come first."""
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, 3)
+    monkeypatch.setattr(pack_reads, "measure_random", lambda *_, **__: 1e-3)
+    monkeypatch.setattr(pack_switch, "_MANY_ROWS", 1)
+    monkeypatch.setattr(Choice, "paid", False)
+    with open_source(path, "auto") as source:
+        loader = open_loader(source)
+        for _ in range(3):
+            loader.epoch = 0
+            assert_all_same(expected[:1], itertools.islice(loader, 1))
+        assert loader.stats()["packs"]["superbatches"] == 1
+
+
 @pytest.mark.few(5)
 @pytest.mark.usefixtures("_packs_pay")
 @pytest.mark.parametrize("first", [0, 2])
