@@ -36,10 +36,9 @@ class Choice:
     actual_s: float = 0.0
 
     @property
-    def paid(self) -> bool:
-        """Whether the minibatches that came so far would have taken random reads longer, as predicted."""
-        random_s = self.predicted_s.get("random", math.inf)
-        return self.actual_s <= random_s * self.returned / self.minibatches
+    def random_s(self) -> float:
+        """Seconds of random reads for a minibatch, as predicted."""
+        return self.predicted_s.get("random", math.inf) / self.minibatches
 
 
 @dataclass(eq=False)

@@ -106,7 +106,8 @@ class PackSwitch(Generic[T]):
         self._tried_next = False
         self._only_random = False  # after this superbatch
         self._choice = Choice("random", 0)  # until one is made
-        self._asked_at, self._sampled_s = 0.0, 0.0
+        self._asked_at, self._sampled_s, self._consumed_s = 0.0, 0.0, 0.0
+        self._saved_s = 0.0  # by packs, so far
         self._returned_at: float | None = None
         self._warm = False  # the consumer
         self._pid = os.getpid()
@@ -120,7 +121,8 @@ class PackSwitch(Generic[T]):
             raise RuntimeError("this epoch was begun before a fork: call gids.open() in this process")
         self._asked_at, self._sampled_s = time.perf_counter(), self._seconds["sample"]
         if self._returned_at is not None:
-            self._consumed(self._asked_at - self._returned_at)
+            self._consumed_s = self._asked_at - self._returned_at
+            self._consumed(self._consumed_s)
         if not self._begun:
             self._begin(stream)
         if not stream.has_window:
@@ -159,11 +161,15 @@ class PackSwitch(Generic[T]):
             except OSError as failed:  # of scratch; this minibatch is whole
                 self._give_up(failed)
             now = time.perf_counter()
-            self._choice.actual_s += now - self._returned_at - (self._seconds["sample"] - sampled_s)
+            ahead_s = now - self._returned_at - (self._seconds["sample"] - sampled_s)
+            self._choice.actual_s += ahead_s
             self._returned_at = now
             if self._sampled is not None:
+                # Random reads go on while the consumer works.
+                self._saved_s += max(0.0, self._choice.random_s - self._consumed_s) - took_s - ahead_s
                 came = self._sampled.base + self._superbatch.next
-                self._learned.unpaid = 0 if self._choice.paid else came
+                lost_s = self._sampled.each_s * (self._source.count - came)  # if the epoch is left now
+                self._learned.unpaid = 0 if self._saved_s >= lost_s else came
         elif self._waits is not None and stream.has_window:
             self._waits.append(took_s)
 

@@ -202,7 +202,12 @@ class SampledAhead(Generic[T]):
         """Seconds in which other processes sample a minibatch. 0: none do. None: it is not known yet."""
         if not self._source.beside:
             return 0.0
-        return self._new_s / self._new if self._new >= _BESIDE else None
+        return self.each_s if self._new >= _BESIDE else None
+
+    @property
+    def each_s(self) -> float:
+        """Seconds in which the source sampled a minibatch."""
+        return self._new_s / max(1, self._new)
 
     def settle(self, most: int = 0) -> bool:
         """Wait until no more than so many minibatches are being written and counted.

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,7 @@ def test_epochs_that_are_left_before_packs_save_time_read_at_random(
 ) -> None:
     consider_packs(monkeypatch, SLOW_AT_RANDOM, 3)
     monkeypatch.setattr(pack_switch, "_SOON_S", 1e-9)
-    monkeypatch.setattr(Choice, "paid", False)
+    monkeypatch.setattr(Choice, "random_s", 0.0, raising=False)
     with open_source(path, "auto") as source:
         loader = open_loader(source)
         by_packs = []
@@ -283,13 +284,58 @@ def test_who_takes_only_the_first_minibatch_again_and_again_makes_packs_once(
     consider_packs(monkeypatch, SLOW_AT_RANDOM, 3)
     monkeypatch.setattr(pack_reads, "measure_random", lambda *_, **__: 1e-3)
     monkeypatch.setattr(pack_switch, "_MANY_ROWS", 1)
-    monkeypatch.setattr(Choice, "paid", False)
+    monkeypatch.setattr(Choice, "random_s", 0.0, raising=False)
     with open_source(path, "auto") as source:
         loader = open_loader(source)
         for _ in range(3):
             loader.epoch = 0
             assert_all_same(expected[:1], itertools.islice(loader, 1))
         assert loader.stats()["packs"]["superbatches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling_s", "consumer_s", "random_s", "most", "pays"),
+    [
+        (0.0, 0.0, 0.25, 4, True),  # the first superbatch does, the second one not yet
+        (0.05, 0.0, 0.1, COUNT, False),  # what is sampled for the rest of the epoch is lost
+        (0.0, 0.1, 0.12, COUNT, False),  # random reads go on while the consumer works
+        (0.0, 0.05, 1.0, COUNT, True),
+    ],
+)
+def test_what_packs_save_counts_all_that_the_consumer_waits_for(
+    path: Path,
+    sampling_s: float,
+    consumer_s: float,
+    random_s: float,
+    most: int,
+    pays: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """random_s: of a minibatch, as predicted. pays: whether the next epoch begins with packs."""
+    consider_packs(monkeypatch, SLOW_AT_RANDOM, 3)
+    monkeypatch.setattr(pack_switch, "_SOON_S", 1e-9)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
+    monkeypatch.setattr(pack_chooser, "_pays", lambda *_: True)
+    monkeypatch.setattr(pack_chooser.PackChooser, "random_s", lambda _, ahead: random_s * len(ahead.spool))
+    share, begin = memory.PackBudget.share, Superbatch.begin
+    monkeypatch.setattr(memory.PackBudget, "share", lambda *args: None if args[-1] else share(*args))
+    monkeypatch.setattr(Superbatch, "begin", lambda *args: (time.sleep(0.26), begin(*args))[1])
+
+    def sampled() -> Iterator[torch.Tensor]:
+        for first in range(COUNT):
+            time.sleep(sampling_s)
+            yield torch.arange(first, first + 9)
+
+    with open_source(path, "auto") as source, gids.FeatureLoader(source, ["paper.feat"]) as loader:
+        by_packs = []
+        for _ in range(2):
+            before = loader.stats()["packs"]["minibatches"]
+            stream = loader.attach(sampled(), lambda ids: {"paper.feat": ids}, count=COUNT)
+            for _ in itertools.islice(stream, 6):
+                time.sleep(consumer_s)
+            stream.close()
+            by_packs.append(loader.stats()["packs"]["minibatches"] - before)
+    assert by_packs == [5, 6 if pays else 0]
 
 
 @pytest.mark.few(5)
