@@ -25,7 +25,7 @@ from gids.store.geometry import MAX_PAGE_BYTES, MAX_ROWS
 from gids.store.names import Relation, check_name, describe_type, table_name
 from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
-from gids.write.publish import is_dataset
+from gids.write.publish import is_dataset, is_shard_folder
 
 K = TypeVar("K", str, Relation)
 V = TypeVar("V")
@@ -332,8 +332,11 @@ def source_files(path: Path) -> list[Path]:
 
 
 def _is_written(folder: Path) -> bool:
-    is_partial = folder.suffix == ".partial" and (folder / "journal").is_file()
-    return is_partial or ".shards-" in folder.name or is_dataset(folder)
+    try:
+        is_partial = folder.suffix == ".partial" and (folder / "journal").is_file()
+        return is_partial or is_shard_folder(folder) or is_dataset(folder)
+    except PermissionError:  # such as of lost+found: the reader, too, may not read it
+        return False
 
 
 READER_BYTES = 300 << 20  # memory that a reader may use besides the buffers that --memory bounds

@@ -78,6 +78,11 @@ def make_shard_folder(folder: Path, dataset: Path) -> None:
     sync_directory(folder.parent)
 
 
+def is_shard_folder(folder: Path) -> bool:
+    """Whether make_shard_folder made it."""
+    return ".shards-" in folder.name and (folder / _MARK).is_file()
+
+
 def remove_shard_folder(folder: Path, dataset: Path) -> None:
     """Remove a folder made by make_shard_folder, unless a dataset uses it.
 

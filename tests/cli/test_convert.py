@@ -16,6 +16,7 @@ from forks import Fork
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.convert.source import source_files
 from gids.sizes import parse_bytes
 
 RNG = np.random.default_rng(42)
@@ -183,6 +184,11 @@ def test_a_change_in_a_linked_folder_of_the_source_starts_again(tmp_path, capsys
     (folders["s"] / "nodes").mkdir(parents=True)
     (folders["s"] / "nodes/paper").symlink_to(folders["other_disk"])
     (folders["s"] / "nodes/paper/again").symlink_to(folders["s"])  # has no end
+    parts = folders["s"] / "edges/a.shards-of.b"  # only called like a folder of shards
+    parts.mkdir(parents=True)
+    (parts / "part").touch()
+    assert parts / "part" in source_files(folders["s"])
+    (parts / "part").unlink()
     command = ["convert", str(folders["s"]), str(tmp_path / "x.gids")]
 
     def interrupt(*_, **__):

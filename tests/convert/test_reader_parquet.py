@@ -1,5 +1,7 @@
 """Tables of nodes and edges in Parquet and Arrow files."""
 
+import pathlib
+
 import numpy as np
 import pytest
 from reader_example import assert_dataset, assert_graph, convert, refused, truncate
@@ -118,6 +120,26 @@ def test_directories_of_parts_that_are_called_like_files(tmp_path, of_nodes, of_
     assert relation == (("_N", "_E", "_N") if of_nodes == "nodes.parquet" else ("paper", "cites", "paper"))
     assert_graph(store, relation, *EDGES)
     assert np.array_equal(store.table(f"{relation[0]}.feat").read_rows(range(N)).numpy(), FEAT)
+
+
+def test_a_folder_that_may_not_be_read_is_no_part_of_a_source(tmp_path, monkeypatch):
+    """Such as lost+found, where the source is a whole disk."""
+    root = write(tmp_path / "p", nodes(), edges())
+    closed = root / "lost+found"
+    closed.mkdir()
+
+    def refusing(function):
+        def called(path, **options):
+            if path.is_relative_to(closed) and (path != closed or function is iterdir):
+                raise PermissionError(13, "Permission denied", str(path))
+            return function(path, **options)
+
+        return called
+
+    iterdir = pathlib.Path.iterdir
+    for name in ("iterdir", "stat"):
+        monkeypatch.setattr(pathlib.Path, name, refusing(getattr(pathlib.Path, name)))
+    assert_homogeneous(convert(root, tmp_path / "p.gids"))
 
 
 def test_single_file_of_edges(tmp_path, capsys):

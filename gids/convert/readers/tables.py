@@ -69,8 +69,11 @@ def _tables(folder: Path, *names: str) -> Tables:
     these names only. Raises FormatError if there are two of a name."""
     tables: Tables = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        name, files = _stem(path), _files(path)
-        if not files or (names and (name not in names or (path.is_dir() and path.name == name))):
+        name = _stem(path)
+        if names and (name not in names or (path.is_dir() and path.name == name)):
+            continue
+        files = _files(path)
+        if not files:
             continue
         if name in tables:
             raise FormatError(f"{tables[name][0]} and {files[0]} are both the table {name!r}: keep one")
