@@ -32,6 +32,8 @@ def test_a_bad_cell_in_a_numbered_column_is_refused(tmp_path, capsys):
     assert list(store.tables) == ["_N.x"]
     assert store.table("x").read_rows(range(2)).tolist() == [[1, 5], [2, 6]]
     assert "2 columns of '_N' ('a_0', 'a_1'): in 'a_0', 'p' is no number" in capsys.readouterr().err
+    store = convert(nodes, tmp_path / "c.gids", "--skip", "x_1", "--skip", "x_2")  # one is left
+    assert store.table("x").read_rows(range(2)).tolist() == [1, 2]
     assert "--skip y: " in refused(capsys, nodes, tmp_path / "b.gids", "--skip", "x_1", "--skip", "y")
 
 

@@ -446,7 +446,7 @@ def _grouped(
     for stem, named in groups.items():
         columns = [column for column in named if not source.skips(column)]
         ordered = [f"{stem}_{i}" for i in range(len(named))]
-        is_series = len(columns) > 1 and set(named) == set(ordered)
+        is_series = len(named) > 1 and set(named) == set(ordered)
         usable = [column for column in columns if table.dtype(column) is not None]
         others = [column for column in columns if column not in usable]
         if is_series and usable and others:
