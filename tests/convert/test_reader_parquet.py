@@ -1,6 +1,7 @@
 """Tables of nodes and edges in Parquet and Arrow files."""
 
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_several_types_in_several_parts(tmp_path, capsys):
     ("of_nodes", "of_edges"),
     [("nodes.parquet", "edges.parquet"), ("nodes/paper.parquet", "edges/paper.cites.paper.parquet")],
 )
-def test_directories_of_parts_that_are_called_like_files(tmp_path, of_nodes, of_edges):
+def test_directories_of_parts_that_are_called_like_files(tmp_path, capsys, of_nodes, of_edges):
     """As Spark writes them."""
     for name, made in ((of_nodes, nodes()), (of_edges, edges())):
         (tmp_path / "p" / name).mkdir(parents=True)
@@ -120,6 +121,10 @@ def test_directories_of_parts_that_are_called_like_files(tmp_path, of_nodes, of_
     assert relation == (("_N", "_E", "_N") if of_nodes == "nodes.parquet" else ("paper", "cites", "paper"))
     assert_graph(store, relation, *EDGES)
     assert np.array_equal(store.table(f"{relation[0]}.feat").read_rows(range(N)).numpy(), FEAT)
+    if of_nodes == "nodes/paper.parquet":
+        shutil.copytree(tmp_path / "p" / of_nodes, tmp_path / "p/nodes.parquet")
+        error = refused(capsys, tmp_path / "p", tmp_path / "q.gids")
+        assert "nodes.parquet/part-1.snappy.parquet' would be left out" in error
 
 
 def test_a_folder_that_may_not_be_read_is_no_part_of_a_source(tmp_path, monkeypatch):

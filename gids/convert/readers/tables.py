@@ -91,7 +91,8 @@ def _in_directory(path: Path) -> tuple[Tables, Tables]:
 
 def refuse_unused(path: Path, used: Collection[Path], read_as: str, cure: str) -> None:
     """Raise FormatError for data in a directory, its nodes/ or edges/ that is in none of the used files."""
-    files = [*path.iterdir(), *(path / "nodes").rglob("*"), *(path / "edges").rglob("*")]
+    alone = _all_files(_tables(path, "nodes", "edges"))
+    files = [*path.iterdir(), *(path / "nodes").rglob("*"), *(path / "edges").rglob("*"), *alone]
     data = {f for f in files if f.name.endswith(_DATA_SUFFIXES) and f.is_file()}
     if others := sorted(str(f.relative_to(path)) for f in data.difference(used)):
         raise FormatError(f"{path} is read as {read_as}, and {_listed(others)} would be left out: {cure}")
