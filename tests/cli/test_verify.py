@@ -123,7 +123,7 @@ def test_a_fault_that_nobody_reads_is_one(dataset, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as pipe:
-        command = [sys.executable, "-m", "gids", "verify", dataset]
+        command = [sys.executable, "-P", "-m", "gids", "verify", dataset]
         env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
         assert subprocess.run(command, stdout=pipe, env=env, check=False).returncode == 1
 
