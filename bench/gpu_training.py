@@ -46,8 +46,8 @@ SIZES = {
     "batch_size": (256, 8),
     "fanouts": ((10, 5, 5), (3, 2)),
     "minibatches": (60, 6),
-    "warm": (4, 1),  # minibatches not counted, or as many as the next line allows
-    "most_s": (3.0, 3.0),  # after which a side is warm, and after which it is stopped
+    "warm": (4, 1),  # minibatches not counted; fewer if they take longer than most_s
+    "most_s": (3.0, 3.0),  # after which a side is stopped
     "hidden": (128, 8),
     "cache_share": (0.25, 0.25),  # of the features
     "rounds": (2, 1),

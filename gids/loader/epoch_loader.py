@@ -567,7 +567,9 @@ class SampledEpoch(Iterator[Minibatch]):
             self._progress.step += 1
             ranks.taken += 1
             if isinstance(error, StopIteration):  # which would end the loop in silence
-                raise RuntimeError("the transform raised StopIteration") from error
+                raise RuntimeError(
+                    "the transform raised StopIteration: let it return, or raise another error"
+                ) from error
             raise
         except BaseException:  # Ctrl-C: nobody gets this minibatch but who resumes
             self.close()
