@@ -26,6 +26,7 @@ from gids.store.names import Relation, check_name, describe_type, table_name
 from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
 from gids.write.publish import is_dataset, is_shard_folder
+from gids.write.workplace import is_workplace
 
 K = TypeVar("K", str, Relation)
 V = TypeVar("V")
@@ -333,8 +334,7 @@ def source_files(path: Path) -> list[Path]:
 
 def _is_written(folder: Path) -> bool:
     try:
-        is_partial = folder.suffix == ".partial" and (folder / "journal").is_file()
-        return is_partial or is_shard_folder(folder) or is_dataset(folder)
+        return is_workplace(folder) or is_shard_folder(folder) or is_dataset(folder)
     except PermissionError:  # such as of lost+found: the reader, too, may not read it
         return False
 

@@ -48,6 +48,11 @@ _JOURNAL = "journal"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def is_workplace(folder: Path) -> bool:
+    """Whether a dataset is built there, or was when that was interrupted."""
+    return folder.suffix == ".partial" and (folder / _JOURNAL).is_file()
+
+
 class Workplace:
     """An open workplace, locked against other processes.
 
