@@ -13,7 +13,6 @@ SMALL = {
     "bandwidth": ("--batch-size", 8, "--fanouts", "3,3", "--iterations", 24),
     "epoch": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3),
     "hit-ratio": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40),
-    "sampling": ("--batch-size", "8,16", "--fanouts", "3,3", "--batches", 5),
 }
 REFUSED: Cases = {
     "bandwidth": [
@@ -24,7 +23,6 @@ REFUSED: Cases = {
         (["--rows", "9"], "samples nothing: remove --fanouts, --batch-size"),
     ],
     "epoch": [
-        (["--sides", "pyg"], "--sides must be one of gids, stock-random, stock (got 'pyg')"),
         (
             ["--memory-limit", "1MB"],
             "--memory-limit 1.0 MB is too small for the minibatches in flight: give 101 MB or more",
@@ -53,12 +51,10 @@ REFUSED: Cases = {
         (["--order", "degree,original", "--record", "x"], "--record writes one trace"),
         (["--pages-per-s", "100"], "--pages-per-s works only with --advise"),
         (["--record", "/nowhere/a.trace"], "no directory /nowhere"),
-    ],
-    "sampling": [
-        (["--sampler", "magic"], "--sampler must be one of neighbor"),
-        (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
         (["--fanouts", "3,0"], "fanouts"),
         (["--seeds", "test"], "is in a test split"),
+        (["--plot", "/nowhere/hits.png"], "no directory /nowhere to write hits.png in"),
+        (["--plot", "hits.png", "--sampler", "labor,walk"], "--plot draws one trace: give one --sampler"),
     ],
 }
 UNREADABLE: Cases = {
