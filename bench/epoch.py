@@ -43,7 +43,7 @@ from gids.bench.epoch import comparable
 from gids.bench.isolation import why_no_limit
 from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.loader.observer import describe_choices
+from gids.loader.stats import describe_choices
 from gids.store import FeatureStore, Table
 
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists

@@ -36,7 +36,7 @@ from gids.bench.isolation import FreshProcessError, why_no_limit
 from gids.bench.plot import Curve, plot_curves
 from gids.cli.arguments import words
 from gids.convert.synthetic import GraphSpec
-from gids.loader.observer import describe_choices
+from gids.loader.stats import describe_choices
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 

@@ -3,9 +3,10 @@
 bandwidth.py, epoch.py and hit_ratio.py each answer one question of `gids bench`: ``measure(session)`` fills a
 Report, with SETTINGS and COLUMNS for its table. The others:
 
-    report.py, plot.py          the result as JSON, text and PNG
-    arguments.py, samples.py    what questions check in their arguments; samplers by name, and minibatches
-    sides.py, training.py       the sides of an epoch's comparison; one side, in its process
-    features.py, isolation.py   features as stock DGL maps them; fresh processes with bounded memory
-    machine.py                  the machine and the installed packages
+    report.py, text.py, plot.py    the result as JSON, text and PNG
+    arguments.py, sampling.py      what questions check in their arguments; samplers by name, and minibatches
+    trace.py                       the pages of sampled minibatches, replays, Belady's MIN
+    sides.py, training.py          the sides of an epoch's comparison; one side, in its process
+    features.py, isolation.py      features as stock DGL maps them; fresh processes with bounded memory
+    machine.py                     the machine and the installed packages
 """

@@ -20,7 +20,7 @@ from gids.bench.isolation import why_no_limit
 from gids.bench.report import Report, Session
 from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
 from gids.io.engine import direct_works
-from gids.loader.observer import describe_choices
+from gids.loader.stats import describe_choices
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 
