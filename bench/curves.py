@@ -18,6 +18,7 @@ import torch
 
 from gids import _core
 from gids.bench.sampling import input_nodes, make_sampler
+from gids.bench.trace import TouchedPages
 from gids.cache.feature_cache import page_weights
 from gids.heat import choose_seeds
 from gids.sampler import Block, Minibatch, Topology
@@ -194,6 +195,11 @@ def _point(
         for name, table in tables.items()
     }
 
+    touched = {
+        name: TouchedPages(table.page_count, table.rows_per_page, table.order)
+        for name, table in tables.items()
+    }
+
     def sample(number: int) -> tuple[list[int], list[int], dict[str, int], list[Uses], dict[str, int]]:
         """Of a minibatch: nodes and edges by layer, input nodes by type, layers_of()'s uses, pages by table.
 
@@ -206,10 +212,7 @@ def _point(
         rows = {t: len(input_nodes(minibatch, t)) for t in topology.node_types}
         page_counts = {}
         for name, table in tables.items():
-            nodes = input_nodes(minibatch, str(table.type)).numpy()
-            positions = nodes if table.order is None else table.order[nodes]
-            pages, first_use = np.unique(positions // table.rows_per_page, return_index=True)
-            pages = pages[np.argsort(first_use)].astype(np.int64)
+            pages = touched[name].of(input_nodes(minibatch, str(table.type)).numpy())
             caches[name].add(pages)
             page_counts[name] = len(pages)
         nodes_by_layer, edges, uses = layers_of(minibatch)

@@ -20,7 +20,7 @@ import torch
 from gids import _core, cuda
 from gids.bench import text
 from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
-from gids.bench.isolation import cached_share, cpu_seconds, device_bytes_read
+from gids.bench.isolation import cached_share, cpu_seconds
 from gids.bench.report import Session
 from gids.bench.sampling import endless, input_nodes, make_sampler
 from gids.cache.budget import available_bytes
@@ -34,7 +34,7 @@ from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 from gids.write.files import aligned_zeros
 
-ENGINES = ("uring", "threads", "mmap")
+ENGINES = ("uring", "threads")
 PROBE = "raw probe"
 SETTINGS = {"engine": "engine", "cache": "cache", "state": "page cache"}
 COLUMNS = [
@@ -78,12 +78,9 @@ def measure(session: Session) -> None:
         window=args.window,
     )
     if not disk["direct"]:
-        report.note(f"the file system has no direct I/O ({disk['direct_note']})")
-    cached = [name for name in engines if name == "mmap" or not disk["direct"]]
-    if cached and table.page_count * table.page_bytes < available_bytes():
         report.note(
-            f"the whole table fits into the page cache, so {' and '.join(cached)} measures memory, not the "
-            "disk. To measure with less memory, run `systemd-run --scope -p MemoryMax=BYTES gids bench ...`"
+            f"the file system has no direct I/O ({disk['direct_note']}): reads go through the page cache, "
+            "which is memory for a table that fits in it"
         )
 
     def open_loader(engine: str) -> FeatureLoader:
@@ -144,7 +141,7 @@ def aggregate(loader: FeatureLoader, table: Table, batches: Sequence[torch.Tenso
     """Read the minibatches with an empty cache: the metrics. Blocks. Raises the loader's errors, OSError."""
     stream = loader.attach(batches, lambda ids: {table.name: ids})
     on_device = None if loader.device.type == "cpu" else cuda.open_device(loader.device).current_stream()
-    read_before, row_count = device_bytes_read(), 0
+    row_count = 0
     begun, cpu_begun = time.perf_counter(), cpu_seconds()
     for ids, features in stream:
         del features  # the next output reuses its memory
@@ -152,14 +149,11 @@ def aggregate(loader: FeatureLoader, table: Table, batches: Sequence[torch.Tenso
             on_device.synchronize()
         row_count += len(ids)
     seconds, cpu_s = time.perf_counter() - begun, cpu_seconds() - cpu_begun
-    stats, read_after = loader.stats(), device_bytes_read()
-    read_bytes = stats["bytes_read"]
-    if loader.engine.name == "mmap" and read_before is not None and read_after is not None:
-        read_bytes = read_after - read_before  # only the kernel counts what a map reads
+    stats = loader.stats()
     return {
         "effective_bytes_per_s": row_count * table.row_bytes / seconds,
-        "device_bytes_per_s": read_bytes / seconds,
-        "reads_per_s": read_bytes / seconds / table.page_bytes,
+        "device_bytes_per_s": stats["bytes_read"] / seconds,
+        "reads_per_s": stats["bytes_read"] / seconds / table.page_bytes,
         "hit_ratio": stats["hits"] / max(1, stats["pages"]),
         "cpu_s_per_page": cpu_s / max(1, stats["pages"]),
     }

@@ -58,7 +58,7 @@ def _add_bandwidth(parser: argparse.ArgumentParser, option: Option) -> None:
     _add_sampling(parser, option)
     _keep_defaults(parser, _SAMPLING)
     option("--rows", positive, "read N uniform random rows per minibatch", metavar="N")
-    text = "I/O engines: uring, threads, mmap (default: those that work here)"
+    text = "I/O engines: uring, threads (default: those that work here)"
     option("--engines", words, text, metavar="NAME,…")
     option("--depth", positive, "requests in flight", 256, "N")
     option("--cache", None, "cache size: share of the table or bytes, such as 4GB", "10%", "SIZE")

@@ -16,7 +16,7 @@ SMALL = {
 }
 REFUSED: Cases = {
     "bandwidth": [
-        (["--engines", "spdk"], "--engines must be one of uring, threads, mmap (got 'spdk')"),
+        (["--engines", "spdk"], "--engines must be one of uring, threads (got 'spdk')"),
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "900TB"], "more than half of the available memory"),
         (["--window", "24"], "window must be at most 23 (got 24)"),

@@ -131,7 +131,7 @@ def test_tables_and_json_agree(dataset, run, tmp_path):
         assert alone["seconds"] == pytest.approx(2048 / (128 * ranks) * slowest)
     assert modes[1, "cooperative"]["network_bytes"] == 0
     assert modes[1, "cooperative"]["seconds"] == modes[1, "independent"]["seconds"]
-    # Known numbers of this dataset, of the version that had `gids scale`
+    # What earlier versions predict of this dataset
     assert modes[4, "independent"]["work"]["rows"] == 1112.625
     assert modes[4, "cooperative"]["work"]["rows_received"] == pytest.approx(644.899, rel=1e-5)
 
