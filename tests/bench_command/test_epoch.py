@@ -13,13 +13,11 @@ from commands import gids
 
 pytest.importorskip("gids.dgl", exc_type=ImportError)
 
-import dgl
 from epoch_results import make_up, train_here
 
 from gids.bench.epoch import choose_task
 from gids.bench.features import KeptRows, map_array
 from gids.bench.isolation import FreshProcessError
-from gids.bench.training import GraphSage, SageLayer
 from gids.cli import arguments
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader import source
@@ -220,26 +218,3 @@ def test_kept_rows_are_compared_bit_for_bit_in_bounded_memory(batches, monkeypat
     compared, wrong = kept.compare(lambda ids: rows[ids])
     assert compared == 64 * min(batches, 32)
     assert wrong == 2 * min(batches, 32)
-
-
-def test_a_layer_adds_the_means_of_all_relations():
-    edges = {("paper", "cites", "paper"): [(1, 0), (2, 0), (2, 1)], ("author", "writes", "paper"): [(0, 1)]}
-    block = dgl.create_block(  # papers 0 and 1 are seeds; paper 0 has no author
-        {relation: tuple(map(list, zip(*pairs, strict=True))) for relation, pairs in edges.items()},
-        {"paper": 3, "author": 1},
-        {"paper": 2, "author": 0},
-    )
-    torch.manual_seed(0)
-    x = {"paper": torch.randn(3, 4), "author": torch.randn(1, 5)}
-    layer = SageLayer({"paper": 4, "author": 5}, 6, list(edges))
-    result = layer(block, x)
-    assert result["author"].shape == (0, 6)
-    for node in range(2):
-        expected = layer.own[0](x["paper"][node])
-        for (relation, pairs), neighbors in zip(edges.items(), layer.neighbors, strict=True):
-            rows = [x[relation[0]][source] for source, target in pairs if target == node]
-            if rows:
-                expected = expected + neighbors(torch.stack(rows).mean(0))
-        torch.testing.assert_close(result["paper"][node], expected)
-    with pytest.raises(ValueError, match="no features reach 'author' nodes in 2 layers"):
-        GraphSage({"paper": 4}, 8, 3, 2, list(edges), "author")

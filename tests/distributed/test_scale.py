@@ -158,28 +158,11 @@ def test_caches_miss_less_the_larger_they_are_and_dependent_minibatches_miss_les
     assert missed["lru", 64][3] < 0.9 * missed["lru", 1][3]
 
 
-def test_static_misses_are_those_of_the_pages_with_the_least_heat(dataset):
-    store = FeatureStore(dataset)
-    table = store.table("paper.feat")
-    found = measure(store, Setting(FANOUTS, SEEDS, threads=1), SEEDS)
-    heat = np.asarray(store.heat("out-degree", "paper"), np.int64)
-    of_pages = np.add.reduceat(heat, np.arange(0, NODES, table.rows_per_page))
-    hottest = np.argsort(-of_pages, kind="stable")[: table.page_count // 10]
-    seeds = np.random.default_rng(0).permutation(store.split("train").numpy())
-    made = make_sampler("neighbor", FANOUTS, SEEDS, threads=1)
-    nodes = made.sample(store.graph(), torch.from_numpy(seeds), epoch=0, step=0).input_nodes.numpy()
-    pages = np.unique(nodes // table.rows_per_page)
-    expected = len(set(pages.tolist()) - set(hottest.tolist()))
-    assert found.points[-1].misses["paper.feat"].at(0.1) == pytest.approx(expected, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
-        (["--json", "no/where/out.json"], "no/where to write out.json in"),
         (["--seeds", "val"], "no node of one.gids is in a val split"),
-        (["--ranks", "0"], "argument --ranks: "),
         (["--sampler", "graph"], "argument --sampler: "),
     ],
 )
