@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gids.bench import epoch, sides
+from gids.bench import epoch, isolation, sides
 from gids.bench.isolation import FreshProcessError
 from gids.bench.sides import EpochResult
 
@@ -71,4 +71,5 @@ def train_here(patch: pytest.MonkeyPatch) -> None:
                 raise FreshProcessError(f"{module} {reason}", reason) from error
 
     patch.setattr(sides, "run_fresh", run)
-    patch.setattr(epoch, "why_no_limit", lambda: "this process is not limited")
+    for module_with_it in (isolation, epoch):
+        patch.setattr(module_with_it, "why_no_limit", lambda: "this process is not limited")
