@@ -24,9 +24,8 @@ from gids.cache.output_dtype import out_dtype_of
 from gids.cuda import on_host
 from gids.loader import SampledEpoch
 from gids.loader.epoch_loader import EpochLoader
-from gids.loader.ranks import EpochSeeds, StepSeeds
 from gids.loader.row_source import RowSource, Tables, default_tables
-from gids.loader.sampling import Epoch, EpochSampling
+from gids.loader.sampling import Epoch, EpochSampling, EpochSeeds, StepSeeds
 from gids.loader.source import as_row_source
 from gids.pyg.hops import HopMinibatch
 from gids.pyg.inputs import AllEdges, Inputs, StepNegatives, count_of, hash_inputs

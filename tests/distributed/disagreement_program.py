@@ -22,7 +22,6 @@ from programs import Sage
 
 import gids.distributed
 from gids.distributed import group
-from gids.distributed.group import Group
 from gids.loader import ranks
 
 ODD = 1
@@ -47,7 +46,7 @@ def opened(dataset: Path, *, alone: bool = False, **options: Any) -> Any:
     """A source of gids.distributed.open(), or of gids.open(), whose ranks share the seeds alone."""
     if alone:
         return gids.open(dataset, memory="32MB")
-    return gids.distributed.open(dataset, **tuned({"memory": "32MB", "timeout": 20, "window": 4} | options))
+    return gids.distributed.open(dataset, **tuned({"memory": "32MB", "window": 4} | options))
 
 
 def wrong_rows(dataset: Path, orders: list[list[str]]) -> int:

@@ -24,7 +24,7 @@ Tell = Callable[[Any], None]
 def open_loader(dataset: Path, timeout_s: float, *, cooperative: bool = False, **options: Any) -> Any:
     """A loader of more minibatches than the window."""
     source = gids.distributed.open(
-        dataset, memory="32MB", window=4, bulk=2, timeout=timeout_s, **tuned(options)
+        dataset, memory="32MB", window=4, bulk=2, **tuned(options)
     )
     return gids.NodeLoader(
         source, SEEDS, [3, 4], batch_size=4, shuffle=True, cooperative=cooperative, tables=["paper.feat"]
@@ -67,7 +67,7 @@ def open_otherwise(dataset: Path, changes: list[dict[str, Any]]) -> list[str]:
     """Rank 1 opens with each of these changes. The errors."""
     errors = []
     for change in changes:
-        mine = {"dataset": dataset, "timeout": 20.0} | (change if dist.get_rank() == 1 else {})
+        mine = {"dataset": dataset} | (change if dist.get_rank() == 1 else {})
         loader_options = {"batch_size": mine.pop("batch_size", 4)}
         try:
             with gids.distributed.open(memory="32MB", **tuned(mine)) as source:
@@ -82,7 +82,7 @@ def come_alone(timeout_s: float, dataset: Path) -> str:
     if dist.get_rank() == 1:
         return ""
     try:
-        gids.distributed.open(dataset, timeout=timeout_s)
+        gids.distributed.open(dataset)
     except gids.RankError as error:
         return str(error)
     return "no error"

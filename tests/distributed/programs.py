@@ -24,10 +24,9 @@ from datasets import random_in_edges, same_bits
 from open_options import tuned
 
 import gids.distributed
-from gids.distributed.group import Group
 from gids.distributed.sampling import GroupSampling, whole_graphs
 from gids.loader.observer import Observer
-from gids.loader.ranks import Ranks
+from gids.loader.ranks import Group, Ranks
 from gids.sampler import Block, LocalityBias, Minibatch, Neighbor, Sampler, Topology
 from gids.store import Graph
 from gids.store.names import Relation
@@ -125,7 +124,7 @@ def compare(
     if cooperative:
         plain["batch_size"] *= place["world_size"]
         place = {"rank": 0, "world_size": 1}
-    shared = gids.distributed.open(dataset, **tuned({"memory": "64MB", "timeout": 60, **options}))
+    shared = gids.distributed.open(dataset, **tuned({"memory": "64MB", **options}))
     with shared, gids.open(whole, memory="64MB", reads="random") as alone:
         with make(shared, **arguments) as mine, make(alone, **plain, **place) as theirs:
             assert len(mine) == len(theirs)
@@ -171,7 +170,7 @@ def sample_together(
     """
     homogeneous = len(owners) == 1
     rank, size = dist.get_rank(), dist.get_world_size()
-    group = Group(timeout_s=30)
+    group = Group()
     local = [part_of(g, owners[g.relation[2]], rank) for g in graphs]
     wholes = whole_graphs(local, {g.relation: g.num_edges for g in graphs})
     whole, topology = (Topology(g[0] if homogeneous else g) for g in (wholes, local))
@@ -216,7 +215,7 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
     """Compare the parts of cooperative minibatches, put together, with the minibatches of one process."""
     size = dist.get_world_size()
     options = {"batch_size": batch_size, "shuffle": True}
-    source = gids.distributed.open(dataset, memory="64MB", timeout=30, bulk=3)
+    source = gids.distributed.open(dataset, memory="64MB", bulk=3)
     whole = gids.open(dataset, memory="64MB")
     with source, whole:
         mine = gids.NodeLoader(source, seeds, sampler, cooperative=True, **options)
@@ -254,7 +253,7 @@ def drop_sources(dataset: Path) -> int:
     """How many more files are open after two sources that were dropped in an epoch than after one."""
     counts = []
     for _ in range(2):
-        source = gids.distributed.open(dataset, memory="32MB", timeout=30)
+        source = gids.distributed.open(dataset, memory="32MB")
         epoch = iter(gids.NodeLoader(source, torch.arange(0, 900, 9), [3], batch_size=20))
         next(epoch)
         del source, epoch
@@ -268,7 +267,7 @@ def exchange_wrongly(dataset: Path) -> list[str]:
     seeds = {"paper": torch.arange(0, 900, 9), "author": torch.arange(0, 300, 11)}
     errors = []
     with (
-        gids.distributed.open(dataset, memory="64MB", timeout=30) as source,
+        gids.distributed.open(dataset, memory="64MB") as source,
         gids.NodeLoader(source, seeds, [3], batch_size=20, cooperative=True) as loader,
     ):
         minibatch = next(iter(loader))
@@ -329,7 +328,7 @@ def read_near(dataset: Path, options: Mapping[str, Any], factor: float) -> list[
     Rows that are asked of other ranks are counted, and are those of other nodes.
     """
     rank = dist.get_rank()
-    with gids.distributed.open(dataset, **tuned({"memory": "64MB", "timeout": 60, **options})) as source:
+    with gids.distributed.open(dataset, **tuned({"memory": "64MB", **options})) as source:
         table = source.store.table("paper.feat")
         own = source.own_nodes(table.name)
         sampler = Neighbor([4, 4], locality=LocalityBias(own, factor))
@@ -346,7 +345,7 @@ def cooperate_near(dataset: Path, masks: list[torch.Tensor]) -> None:
     """Cooperative minibatches: the rank that owns a seed draws its edges by its own mask."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6))
-    with gids.distributed.open(dataset, memory="64MB", reads="random", timeout=60) as source:
+    with gids.distributed.open(dataset, memory="64MB", reads="random") as source:
         loader = gids.NodeLoader(
             source, torch.arange(0, 900, 3), sampler, batch_size=20, tables=["paper.feat"], cooperative=True
         )
@@ -435,7 +434,7 @@ def train_together(dataset: Path, layers: str) -> tuple[list[float], list[torch.
     def report(_epoch: int, loss: float, _accuracy: float) -> None:
         losses.append(loss)
 
-    with gids.distributed.open(dataset, memory="64MB", timeout=30) as source:
+    with gids.distributed.open(dataset, memory="64MB") as source:
         model = train(source, layers, epochs=3, batch_size=64, report=report)
     return losses, [p.detach() for p in model.parameters()]
 
@@ -450,7 +449,7 @@ def count_epoch(
         source = gids.open(dataset, memory="64MB")
         options |= {"rank": rank, "world_size": size}
     else:
-        source = gids.distributed.open(dataset, memory="64MB", timeout=60)
+        source = gids.distributed.open(dataset, memory="64MB")
         options["cooperative"] = mode == "cooperative"
     counts = dict.fromkeys(("seeds", "nodes", "edges", "input", "received", "received inputs"), 0.0)
     with source, gids.NodeLoader(source, seeds, sampler, **options) as loader:
@@ -509,7 +508,7 @@ def call_by_itself(dataset: Path) -> None:
     from gids import pyg
 
     with (
-        gids.distributed.open(dataset, memory="64MB", timeout=30) as shared,
+        gids.distributed.open(dataset, memory="64MB") as shared,
         pyg.NeighborLoader(shared, [2], input_nodes=[1, 2]) as loader,
     ):
         loader([0])
@@ -531,7 +530,7 @@ def fail_while_sampling(
         return output
 
     with (
-        gids.distributed.open(dataset, memory="64MB", timeout=20, **options) as shared,
+        gids.distributed.open(dataset, memory="64MB", **options) as shared,
         pyg.NeighborLoader(
             shared,
             [3, 2],

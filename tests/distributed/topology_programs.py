@@ -109,7 +109,7 @@ def share(
     options = options | own
     opening = contextlib.nullcontext() if folder is None else emulated(folder)
     with opening as device, patch("gids.sampler.device.pinned_graph._COPIED_AT_ONCE", 1 << 12):
-        opened = gids.open(path) if opened_by == "open" else gids.distributed.open(path, timeout=30)
+        opened = gids.open(path) if opened_by == "open" else gids.distributed.open(path)
         with opened as source, gids.open(path) as whole:
             alone_options = options | {"rank": rank, "world_size": size}
             with (
