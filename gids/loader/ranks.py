@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,8 @@ class Group(Closing):
     the header, so ranks at different places raise RankError and send nothing else. Rows are sent without a
     header: whoever calls start_rows() has compared the place since the rows before.
 
-    Attributes: ranks: of the default process group; rank, size: this one's number among them, and how many
-    they are; loaders: how many were made; failures: exchanges in which a rank failed, the same on all ranks.
+    Attributes: ranks: their ranks in the default group; rank, size: this one's number, and how many they are;
+    loaders: how many they made; failures: exchanges in which one failed, the same on all ranks.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]] | None = None) -> None:
@@ -91,8 +91,12 @@ class Group(Closing):
             return []
         sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
         outgoing, incoming = (-(-counts * sizes // _PAD) * _PAD for counts in (lengths, received))  # bytes
-        sent = torch.cat([_padded(tensor) for to_rank in zip(*made, strict=True) for tensor in to_rank])
-        came = torch.empty(int(incoming.sum()), dtype=torch.uint8)
+        pieces = [torch.empty(0, dtype=torch.uint8)]
+        for tensor in chain(*zip(*made, strict=True)):
+            if len(tensor):
+                padding = torch.zeros(-tensor.nbytes % _PAD, dtype=torch.uint8)
+                pieces += [tensor.contiguous().view(torch.uint8), padding]
+        sent, came = torch.cat(pieces), torch.empty(int(incoming.sum()), dtype=torch.uint8)
         incoming_bytes, outgoing_bytes = incoming.sum(1).tolist(), outgoing.sum(1).tolist()
         with self._exchanging() as group:
             dist.all_to_all_single(came, sent, incoming_bytes, outgoing_bytes, group=group)
@@ -106,10 +110,10 @@ class Group(Closing):
     def start_rows(
         self, rows: torch.Tensor, counts: Sequence[int], expected: Sequence[int]
     ) -> tuple[torch.Tensor, Any]:
-        """Begin to send rows. Returns the memory that rows of other ranks come into, and wait_for()'s handle.
+        """Begin to send rows, uint8[n, row_bytes], those for rank 0 first. Returns the memory that rows of
+        other ranks come into, and wait_for()'s handle. counts: rows for each rank. expected: from each rank.
 
-        rows: uint8[n, row_bytes], those for rank 0 first. counts: rows for each rank. expected: rows from
-        each rank. The ranks must have compared their place, and row_bytes, before.
+        The ranks must have compared their place, and row_bytes, before.
         """
         row_bytes = rows.shape[1]
         received = rows.new_empty(sum(expected), row_bytes)
@@ -178,8 +182,7 @@ class Group(Closing):
             backend = "nccl" if device == "cuda" else "gloo"
             with self._exchanging():
                 made = [dist.new_group(list(r), timeout=_timeout(), backend=backend) for r in self._groups]
-            mine = [tuple(ranks) for ranks in self._groups].index(self.ranks)
-            self._process_groups[device] = made[mine]
+            self._process_groups[device] = made[[tuple(ranks) for ranks in self._groups].index(self.ranks)]
         return self._process_groups[device]
 
     def _compare(self, place: str, numbers: torch.Tensor, error: Exception | None = None) -> torch.Tensor:
@@ -192,8 +195,8 @@ class Group(Closing):
             text = f"{zlib.crc32(place.encode()):08x}: {place}"
         header = torch.zeros(self.size, max(_HEADER, _OWN + count), dtype=torch.int64)
         header[:, :3] = torch.tensor([int(error is not None), self._rows_begun, count])
-        text_bytes = bytearray(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES))
-        header[:, 3:_OWN] = torch.frombuffer(text_bytes, dtype=torch.int64)
+        encoded = bytearray(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES))
+        header[:, 3:_OWN] = torch.frombuffer(encoded, dtype=torch.int64)
         header[:, _OWN : _OWN + count] = numbers
         received = torch.empty(self.size, _HEADER, dtype=torch.int64)
         with self._exchanging() as group:
@@ -214,11 +217,10 @@ class Group(Closing):
         if failed := [f"{self.name_of(r)} failed with {t}" for r, t in enumerate(texts) if headers[r, 0]]:
             self.failures += 1
             raise error or RankError("; ".join(failed))
+        told = "; ".join(f"{self.name_of(rank)}: {text}" for rank, text in enumerate(texts))
         raise RankError(
-            "the ranks are at different minibatches: "
-            + "; ".join(f"{self.name_of(rank)}: {text}" for rank, text in enumerate(texts))
-            + ". Every rank must take the same minibatches: load the same state_dict(), and use the loaders in "
-            "the same order"
+            f"the ranks are at different minibatches: {told}. Every rank must load the same state_dict(), and "
+            "take the same minibatches of its loaders in the same order"
         )
 
     @contextlib.contextmanager
@@ -240,12 +242,6 @@ class Group(Closing):
             ) from error
 
 
-def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, and zeros up to a multiple of _PAD."""
-    stored = (tensor.contiguous() if len(tensor) else torch.empty(0)).view(torch.uint8)
-    return torch.nn.functional.pad(stored, (0, -len(stored) % _PAD)) if len(stored) % _PAD else stored
-
-
 def place_of(loader: int, epoch: int, step: int, what: str) -> str:
     """What a rank does. loader: its number among the loaders that the ranks made."""
     return f"loader {loader}, epoch {epoch}, step {step} ({what})"
@@ -255,9 +251,8 @@ def place_of(loader: int, epoch: int, step: int, what: str) -> str:
 class Ranks:
     """The rank of this process, for one loader.
 
-    group: returns the ranks that compare arguments, as a context; None: the user gave the rank, so this one
-    knows of no others. loader: its number among those that a Group made. assumed: there was no process group
-    that says the rank.
+    group: returns the ranks that compare arguments, as a context; None: the user gave the rank. loader: its
+    number among those that a Group made. assumed: there was no process group that says the rank.
     """
 
     rank: int = 0
@@ -290,7 +285,9 @@ class Ranks:
             return
         with self.group() as group:
             self.loader, group.loaders = group.loaders, group.loaders + 1
-            group.agree(made_with, "made this loader", _SHARE_NO_SEEDS)
+            cure = "Give every rank the same arguments and all seeds: the loader gives each rank its part. "
+            cure += "For a loader that shares no seeds: rank=0, world_size=1"
+            group.agree(made_with, "made this loader", cure)
             mine = f"rank {self.rank}"  # which nobody else offers
             if shares is not None and os.path.exists("/proc/self/ns/pid"):
                 boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -308,12 +305,6 @@ class Ranks:
                 "it after init_process_group(), with Lightning in LightningDataModule.train_dataloader(). "
                 "For a loader that shares no seeds: rank=0, world_size=1"
             )
-
-
-_SHARE_NO_SEEDS = (
-    "Give every rank the same arguments and all seeds: the loader gives each rank its part. For a loader "
-    "that shares no seeds: rank=0, world_size=1"
-)
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
