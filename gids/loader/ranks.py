@@ -219,8 +219,8 @@ class Group(Closing):
             raise error or RankError("; ".join(failed))
         told = "; ".join(f"{self.name_of(rank)}: {text}" for rank, text in enumerate(texts))
         raise RankError(
-            f"the ranks are at different minibatches: {told}. Every rank must load the same state_dict(), and "
-            "take the same minibatches of its loaders in the same order"
+            f"the ranks are at different minibatches: {told}. Every rank must load the same state_dict() "
+            "and take the same minibatches of its loaders in the same order"
         )
 
     @contextlib.contextmanager
