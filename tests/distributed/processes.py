@@ -33,7 +33,12 @@ class Outcome(NamedTuple):
 
 
 def _be_rank(
-    pipe: Connection, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    pipe: Connection,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -46,7 +51,8 @@ def _be_rank(
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=patience)
     if rank == 0:
         pipe.send(store.port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     pipe.send("ready")
     try:
         outcome = Outcome(None, function(lambda said: pipe.send(said), *arguments), 0)
@@ -57,9 +63,14 @@ def _be_rank(
 
 
 class Processes:
-    """Ranks 0 to size - 1, which call function(tell, *arguments). tell(value) sends a value to the test."""
+    """Ranks 0 to size - 1, which call function(tell, *arguments). tell(value) sends a value to the test.
 
-    def __init__(self, size: int, function: Callable[..., Any], *arguments: Any) -> None:
+    timeout_s: of their process group.
+    """
+
+    def __init__(
+        self, size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = PATIENCE_S
+    ) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack for every lost connection
         # Modules are imported once. Processes are forks of one that has no threads.
@@ -74,7 +85,7 @@ class Processes:
         for rank in self.ranks:
             mine, theirs = context.Pipe()
             process = context.Process(
-                target=_be_rank, args=(theirs, rank, size, function, arguments), daemon=True
+                target=_be_rank, args=(theirs, rank, size, timeout_s, function, arguments), daemon=True
             )
             process.start()
             theirs.close()
