@@ -24,7 +24,7 @@ from gids import _core
 from gids.distributed.collective import CollectiveSampling, LayeredSteps
 from gids.distributed.owners import Dealt, Owners
 from gids.distributed.walks import Walks
-from gids.loader.ranks import Group, Ranks, Tensors
+from gids.loader.ranks import Group, Ranks, Tensors, place_of
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, Trees
 from gids.sampler.layered import LayeredSampler, Numbers
@@ -71,13 +71,24 @@ class GroupSampling(CollectiveSampling):
         whole.drawn_by = self
 
     def _sample(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
-        if getattr(sampler, "divisible", False):  # it calls one of gids.sampler for each step
-            seed, epoch, first = numbers
-            return [
-                sampler.sample(self.whole, of_step, seed=seed, epoch=epoch, step=step)
-                for step, of_step in enumerate(seeds, first)
-            ]
+        if getattr(sampler, "divisible", False):
+            return self._one_by_one(sampler, seeds, numbers)
         return _DividedSteps(self, sampler, numbers, len(seeds)).sample(seeds)
+
+    def _one_by_one(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
+        """The minibatches of a sampler that calls one of gids.sampler for each, and does more before and
+        after, which can fail on one rank: an exchange at the end reports it to the others."""
+        (seed, epoch, first), made = numbers, list[Minibatch]()
+        group, failures, error = self.group, self.group.failures, None
+        try:
+            for step, step_seeds in enumerate(seeds, first):
+                made.append(sampler.sample(self.whole, step_seeds, seed=seed, epoch=epoch, step=step))
+        except Exception as raised:
+            if group.failures > failures:  # all ranks know it
+                raise
+            error = raised
+        group.meet(place_of(self.ranks.loader, epoch, first, f"sampled {len(seeds)} steps"), error)
+        return made
 
     def drawing_for(self, sampler: LayeredSampler) -> list[LayeredSampler]:
         """By rank of the group: what draws for it from this part's edges, by their weights and its masks."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import logging
-import os
 import pickle
 import runpy
 from collections import Counter
@@ -247,19 +245,6 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
                     found = torch.cat([p[2][ntype] for p in parts])
                     assert torch.equal(found.sort().values, ids.sort().values)
                 assert part.seed_count == sum(len(i) for i in by_type(expected.seeds).values())
-
-
-def drop_sources(dataset: Path) -> int:
-    """How many more files are open after two sources that were dropped in an epoch than after one."""
-    counts = []
-    for _ in range(2):
-        source = gids.distributed.open(dataset, memory="32MB")
-        epoch = iter(gids.NodeLoader(source, torch.arange(0, 900, 9), [3], batch_size=20))
-        next(epoch)
-        del source, epoch
-        gc.collect()
-        counts.append(len(os.listdir("/proc/self/fd")))
-    return counts[-1] - counts[0]
 
 
 def exchange_wrongly(dataset: Path) -> list[str]:
@@ -514,9 +499,7 @@ def call_by_itself(dataset: Path) -> None:
         loader([0])
 
 
-def fail_while_sampling(
-    dataset: Path, after: int, tables: list[str] | None, options: Mapping[str, Any]
-) -> tuple[int, str]:
+def fail_while_sampling(dataset: Path, after: int) -> tuple[int, str]:
     """Rank 1 fails in transform_sampler_output=. The number of minibatches, and the error."""
     from gids import pyg
 
@@ -530,14 +513,13 @@ def fail_while_sampling(
         return output
 
     with (
-        gids.distributed.open(dataset, memory="64MB", **options) as shared,
+        gids.distributed.open(dataset, memory="64MB") as shared,
         pyg.NeighborLoader(
             shared,
             [3, 2],
             input_nodes=torch.arange(120),
             batch_size=4,
             transform_sampler_output=transform,
-            tables=tables,
         ) as loader,
     ):
         try:

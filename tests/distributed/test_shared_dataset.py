@@ -11,7 +11,6 @@ from datasets import random_in_edges
 from programs import (
     compare,
     cooperate_near,
-    drop_sources,
     measure_nothing,
     read_alone,
     read_near,
@@ -144,7 +143,3 @@ def test_a_placed_page_has_the_owners_that_hold_a_copy() -> None:
         assert (held[found[placed], np.flatnonzero(placed)]).all()
         assert (found[held[rank]] == rank).all()
         assert np.array_equal(found[~placed], rest(ids[~placed]))
-
-
-def test_a_source_that_nobody_closes_keeps_no_files(cited: Path, ranks: RankPool) -> None:
-    assert max(ranks.run(2, drop_sources, cited)) < 5  # a source has 10; torch closes some late
