@@ -6,7 +6,6 @@ import functools
 import importlib
 import logging
 import pickle
-import runpy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +35,6 @@ CITED: list[Relation] = [
     ("paper", "rev_writes", "author"),
 ]
 COUNTS = {"paper": 900, "author": 300}
-EXAMPLE = Path(__file__).parents[2] / "docs/examples/distributed_cooperative.py"
 
 
 def write_cited(path: Path, relations: list[Relation], seed: int = 1) -> Path:
@@ -247,40 +245,6 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
                 assert part.seed_count == sum(len(i) for i in by_type(expected.seeds).values())
 
 
-def exchange_wrongly(dataset: Path) -> list[str]:
-    """The errors of rows without a type, of an unknown type, of an array. No elements can be exchanged."""
-    seeds = {"paper": torch.arange(0, 900, 9), "author": torch.arange(0, 300, 11)}
-    errors = []
-    with (
-        gids.distributed.open(dataset, memory="64MB") as source,
-        gids.NodeLoader(source, seeds, [3], batch_size=20, cooperative=True) as loader,
-    ):
-        minibatch = next(iter(loader))
-        rows = {ntype: torch.ones(len(ids), 0) for ntype, ids in minibatch.input_nodes.items()}
-        for wrong in (
-            rows["paper"],
-            {"papr": rows["paper"], "author": rows["author"]},
-            {"paper": rows["paper"].numpy()},
-        ):
-            try:
-                minibatch.exchange(0, wrong)
-            except (TypeError, ValueError) as error:
-                errors.append(str(error))
-        came = minibatch.exchange(0, rows)
-        sources = {r[0]: block.num_src for r, block in minibatch.blocks[0].items()}
-        assert {t: tuple(v.shape) for t, v in came.items()} == {t: (n, 0) for t, n in sources.items()}
-    return errors
-
-
-def read_table_of_another(dataset: Path, other: Path) -> None:
-    """With owners="heat", rows of a table that the dataset does not have."""
-    with gids.distributed.open(dataset, owners="heat") as source, gids.open(other) as others:
-        table = others.store.table("paper.other")
-        loader = gids.NodeLoader(source, torch.arange(0, 900, 9), [3], tables={"other": table}, batch_size=20)
-        for minibatch in loader:
-            assert same_bits(minibatch.features["other"], table.read_rows(minibatch.input_nodes))
-
-
 def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
     """With owners="heat": (pages of which this rank holds a copy, rows of them that it read, those of these
     rows that are in its lines after two epochs)."""
@@ -358,25 +322,6 @@ def read_alone(dataset: Path) -> list[str]:
     return errors
 
 
-def measure_nothing(dataset: Path) -> str:
-    """The error of owners="heat" where rank 1 cannot measure its disk."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError("the disk does not answer")
-
-    with gids.distributed.open(dataset, owners="heat") as source:
-        measures = gids.distributed.owners.measure_rates
-        if dist.get_rank() == 1:
-            gids.distributed.owners.measure_rates = fail
-        try:
-            gids.NodeLoader(source, torch.arange(9), [2])
-        except (OSError, gids.RankError) as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
-            gids.distributed.owners.measure_rates = measures
-    return "no error"
-
-
 def check_cooperative(part: Minibatch, expected: Minibatch, whole: gids.Source) -> None:
     assert (part.epoch, part.step) == (expected.epoch, expected.step)
     for name, rows in part.features.items():
@@ -410,18 +355,6 @@ class Sage(torch.nn.Module):
             h = self.own[i](h[: block.num_dst]) + self.neighbors[i](mean_of(block, h))
             h = h.relu() if i == 0 else h
         return h
-
-
-def train_together(dataset: Path, layers: str) -> tuple[list[float], list[torch.Tensor]]:
-    """The losses and weights of three epochs of docs/examples/distributed_cooperative.py."""
-    train, losses = runpy.run_path(str(EXAMPLE))["train"], []
-
-    def report(_epoch: int, loss: float, _accuracy: float) -> None:
-        losses.append(loss)
-
-    with gids.distributed.open(dataset, memory="64MB") as source:
-        model = train(source, layers, epochs=3, batch_size=64, report=report)
-    return losses, [p.detach() for p in model.parameters()]
 
 
 def count_epoch(
@@ -487,16 +420,6 @@ class Marking(Neighbor):
         sampled = super().sample(*args, **numbers)
         sampled.marked = True  # type: ignore[attr-defined]
         return sampled
-
-
-def call_by_itself(dataset: Path) -> None:
-    from gids import pyg
-
-    with (
-        gids.distributed.open(dataset, memory="64MB") as shared,
-        pyg.NeighborLoader(shared, [2], input_nodes=[1, 2]) as loader,
-    ):
-        loader([0])
 
 
 def fail_while_sampling(dataset: Path, after: int) -> tuple[int, str]:

@@ -100,9 +100,7 @@ def test_what_needs_all_edges_is_refused(
         compare(ranks, data, "one", kind, num_neighbors=[2], **arguments)
 
 
-def test_one_rank_alone_cannot_sample(data: dict[str, tuple[Path, Path]], ranks: RankPool) -> None:
-    with pytest.raises(RankError, match="the ranks sample a partitioned dataset together"):
-        ranks.run(3, programs.call_by_itself, data["one"][1])
+def test_one_part_alone_is_not_sampled(data: dict[str, tuple[Path, Path]]) -> None:
     with pytest.raises(ValueError, match=r"gids\.pyg\.NeighborSampler needs all parts"):
         NeighborSampler(str(data["one"][1] / "part-000.gids"), [2])
 

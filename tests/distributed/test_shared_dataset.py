@@ -11,10 +11,8 @@ from datasets import random_in_edges
 from programs import (
     compare,
     cooperate_near,
-    measure_nothing,
     read_alone,
     read_near,
-    read_table_of_another,
     read_with_placed_pages,
 )
 from rank_pool import RankPool
@@ -51,13 +49,6 @@ def test_rows_are_those_of_one_process(one: Path, ranks: RankPool, size: int, ow
     arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
     told = ranks.run(size, compare, one, one, "NodeLoader", arguments, {"owners": owners})
     assert {t["steps"] for t in told} == {-(-500 // (30 * size))}
-
-
-def test_a_table_of_another_dataset_is_placed(one: Path, ranks: RankPool) -> None:
-    other = one.with_name("other.gids")
-    with DatasetWriter(other, page_bytes=512) as writer:
-        writer.write_table("node", "paper", "other", torch.randn(NODES, 30))
-    ranks.run(2, read_table_of_another, one, other)
 
 
 def test_placed_pages_stay_in_the_lines_of_their_rank(one: Path, ranks: RankPool) -> None:
@@ -101,13 +92,6 @@ def test_copies_of_a_whole_dataset_exchange_in_columns(one: Path, ranks: RankPoo
     sent = [sum(t["stats"]["group"]["rows sent"] for t in told) for told in (whole, copied)]
     # Half of the rows, and not three quarters, are of another rank of the column.
     assert sent[1] / sent[0] == pytest.approx((1 / 2) / (3 / 4), rel=0.1)
-
-
-def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool) -> None:
-    mine = "OSError: the disk does not answer"
-    assert ranks.run(3, measure_nothing, one) == [
-        mine if rank == 1 else f"RankError: rank 1 failed with {mine}" for rank in range(3)
-    ]
 
 
 def test_what_reads_or_samples_by_itself_is_refused(one: Path, ranks: RankPool) -> None:

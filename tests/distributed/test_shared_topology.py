@@ -115,21 +115,14 @@ def test_ranks_on_the_cpu_take_no_part(one: Path, ranks: RankPool, folder: str) 
         assert [len(s["mappings"]) for s in saw] == mappings
 
 
-def test_a_loader_of_one_rank_waits_for_nobody(one: Path, ranks: RankPool, folder: str) -> None:
-    assert ranks.run(2, topology_programs.alone, folder, one, PAPER_SEEDS) == [0, len(PAPER_SEEDS)]
-
-
-@pytest.mark.parametrize("what", ["make", "open", "pin"])
-def test_a_rank_that_cannot_share_makes_all_copy(one: Path, ranks: RankPool, folder: str, what: str) -> None:
-    refusing = 0 if what == "make" else 1
-    saw = ranks.run(3, topology_programs.refuse, folder, one, PAPER_SEEDS, what, refusing)
+def test_a_rank_that_cannot_share_makes_all_copy(one: Path, ranks: RankPool, folder: str) -> None:
+    saw = ranks.run(3, topology_programs.refuse, folder, one, PAPER_SEEDS, 1)
     for s in saw:
         assert s["mappings"] == []
         assert (s["allocated"], s["borrowed"]) == (sum(pages(one)), 0)
-    why = {"make": "no memfd_create", "open": "Permission denied", "pin": "no shared memory, says the driver"}
     assert [len(s["log"]) for s in saw] == [1, 0, 0]
-    for part in ("the ranks of this machine do not share the topology of", f"rank {refusing}: ", why[what]):
-        assert part in saw[0]["log"][0]
+    assert "do not share the topology of" in saw[0]["log"][0]
+    assert "rank 1: [Errno 13] Permission denied" in saw[0]["log"][0]
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -23,7 +23,6 @@ from programs import check_same, logged
 import gids
 import gids.distributed
 from gids import cuda
-from gids.cuda.device import Mapping
 from gids.sampler.device import pinned_graph
 
 Seeds = torch.Tensor | dict[str, torch.Tensor]
@@ -112,38 +111,21 @@ def share(
     return saw
 
 
-def refuse(folder: str, path: Path, seeds: Seeds, what: str, refusing: int) -> dict[str, Any]:
+def refuse(folder: str, path: Path, seeds: Seeds, refusing: int) -> dict[str, Any]:
     """The rank `refusing` cannot use shared memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(emulated(folder))
+        stack.enter_context(emulated(folder))
         lines = stack.enter_context(logged())
         source = stack.enter_context(gids.open(path))
         if rank == refusing:
-            stack.enter_context(_refusal(what, device))
+            denied = PermissionError(13, "Permission denied")
+            stack.enter_context(patch.object(pinned_graph, "open_shared", side_effect=denied))
         mine = stack.enter_context(make_loader(source, seeds, device="cuda", topology_on="host"))
         saw = look(mine)
         alone = stack.enter_context(make_loader(source, seeds, rank=rank, world_size=size))
         compare(mine, alone)
     return saw | {"log": [line for line in lines if "do not share" in line]}
-
-
-def _refusal(what: str, device: EmulatedDevice) -> Any:
-    map_host: Callable[..., Mapping] = device.map_host
-    calls: list[int] = []
-
-    def refuse_first(address: int, nbytes: int, **options: Any) -> Mapping:
-        calls.append(address)
-        if len(calls) == 1:
-            raise RuntimeError("no shared memory, says the driver")
-        return map_host(address, nbytes, **options)
-
-    if what == "open":
-        return patch.object(pinned_graph, "open_shared", side_effect=PermissionError(13, "Permission denied"))
-    if what == "make":
-        return patch.object(pinned_graph, "share_memory", side_effect=OSError(38, "no memfd_create"))
-    assert what == "pin"
-    return patch.object(device, "map_host", refuse_first)
 
 
 def fail(folder: str, path: Path, seeds: Seeds, failing: int) -> tuple[str, str]:
@@ -183,12 +165,3 @@ def live_on(tell: Callable[[Any], None], folder: str, path: Path, seeds: Seeds, 
     for a, b in zip(mine, alone, strict=True):
         check_same(a, b)
     return len(alone)
-
-
-def alone(folder: str, path: Path, seeds: Seeds) -> int:
-    """Only rank 1 makes the loader, so that nobody else takes part."""
-    if dist.get_rank() != 1:
-        return 0
-    with emulated(folder), make_loader(path, seeds, device="cuda", rank=0, world_size=1) as loader:
-        assert not shared_mappings()
-        return sum(len(minibatch.seeds) for minibatch in loader)  # type: ignore[misc]
