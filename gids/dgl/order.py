@@ -162,7 +162,7 @@ def _sample(part: Any, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _are_edges(
     src: np.ndarray, dst: np.ndarray, ids: np.ndarray, stored: Graph, *, by_id: bool
 ) -> np.ndarray:
-    """bool[m]: whether edges are in a topology, or reversed ones of one type; m of them could be looked up."""
+    """bool[m]: whether edges are in a topology, reversed in one type; m of them could be looked up."""
     one_type = stored.relation[0] == stored.relation[2]
     if one_type and not by_id:  # a loop stays a loop in any order
         src, dst, ids = (ends[src != dst] for ends in (src, dst, ids))

@@ -215,15 +215,6 @@ def test_of_long_lists_of_neighbors_as_many_as_allowed_are_searched(homogeneous,
     serve(reordered, homogeneous.store)  # no edge could be looked up
 
 
-def test_the_check_draws_from_no_generator_of_the_users(homogeneous):
-    sampler = NeighborSampler([2], prefetch_node_feats=["feat"])
-    model.seed_everything()
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    gids.dgl.DataLoader(homogeneous.graph, torch.arange(9), sampler, gids=homogeneous.store).close()
-    assert torch.equal(before[0], torch.random.get_rng_state())
-    assert before[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
-
-
 def test_a_topology_that_is_damaged_is_no_crash(homogeneous, tmp_path):
     path = shutil.copytree(homogeneous.path, tmp_path / "d.gids")
     file = path / "graph/_N._E._N/indptr.npy"
