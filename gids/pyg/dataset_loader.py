@@ -59,8 +59,8 @@ def open_dataset(
     is refused.
     """
     name = f"gids.pyg.{kind.__name__}"
-    own = inspect.signature(DatasetLoader).parameters.values()
-    known = [*inspect.signature(kind).parameters, *(p.name for p in own if p.kind is p.KEYWORD_ONLY)]
+    parameters = [p for owner in (kind, DatasetLoader) for p in inspect.signature(owner).parameters.values()]
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     check_names(name, options, [*known, *_WITHOUT_EFFECT.split(), *_REFUSED])
     for option, cure in _REFUSED.items():
         if options.get(option) is not None and (option, options[option]) != ("directed", True):

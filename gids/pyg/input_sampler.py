@@ -86,7 +86,7 @@ class InputSampler:
         )
 
     def sample(
-        self, topology: Topology, seeds: Any, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, topology: Any, seeds: Any, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> HopMinibatch:
         """seeds: inputs of PyG, and the position of the first one among those of all ranks. metadata: as
         PyG's node_sample and edge_sample make it."""

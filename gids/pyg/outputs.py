@@ -29,25 +29,26 @@ _OF_TRIPLETS: tuple[str, ...] = ("input_id", "src_index", "dst_pos_index", "dst_
 def bidirectional(drawn: HopMinibatch) -> HopMinibatch:
     """The minibatch with the reverses of its edges, which PyG adds. On the CPU: on a GPU, PyG keeps any of
     parallel edges."""
-    found = {
-        r: (*on_host(e.index), None if e.ids is None else on_host(e.ids)) for r, e in drawn.edges.items()
-    }
-    if isinstance(drawn.input_nodes, torch.Tensor):
-        [(relation, edges)] = found.items()
-        both = SamplerOutput(drawn.input_nodes, *edges).to_bidirectional()
-        found = {relation: (both.row, both.col, both.edge)}
+    rows: dict[Relation, Any] = {}
+    columns: dict[Relation, Any] = {}
+    ids: dict[Relation, Any] = {}
+    for relation, edges in drawn.edges.items():
+        rows[relation], columns[relation] = on_host(edges.index)
+        ids[relation] = None if edges.ids is None else on_host(edges.ids)
+    nodes = drawn.input_nodes
+    if isinstance(nodes, torch.Tensor):
+        [only] = drawn.edges
+        one = SamplerOutput(nodes, rows[only], columns[only], ids[only]).to_bidirectional()
+        rows, columns, ids = {only: one.row}, {only: one.col}, {only: one.edge}
     else:
-        row, col, ids = ({relation: edges[i] for relation, edges in found.items()} for i in range(3))
-        both = HeteroSamplerOutput(drawn.input_nodes, row, col, ids).to_bidirectional()
-        found = {
-            relation: (both.row[relation], both.col[relation], both.edge[relation]) for relation in found
-        }
+        several = HeteroSamplerOutput(nodes, rows, columns, ids).to_bidirectional()
+        rows, columns, ids = several.row, several.col, several.edge
     device = next(iter(drawn.edges.values())).index.device
-    made = {
-        relation: HopEdges(torch.stack([row, col]).to(device), None if ids is None else ids.to(device), None)
-        for relation, (row, col, ids) in found.items()
-    }
-    return replace(drawn, edges=made, nodes_per_hop=None)
+    both = {}
+    for relation in drawn.edges:
+        index, of_edges = torch.stack([rows[relation], columns[relation]]), ids[relation]
+        both[relation] = HopEdges(index.to(device), None if of_edges is None else of_edges.to(device), None)
+    return replace(drawn, edges=both, nodes_per_hop=None)
 
 
 def seed_attributes(inputs: Inputs, negatives: NegativeSampling | None) -> dict[str, tuple[Any, ...]]:

@@ -122,24 +122,19 @@ def heterogeneous() -> HeteroData:
 
 def write(path: Path, data: Data | HeteroData) -> Path:
     """The dataset of which data is the twin: the same nodes, edge ids, features and labels."""
+    is_one = isinstance(data, Data)
     with DatasetWriter(path) as writer:
-        if isinstance(data, Data):
-            nodes = [("paper", data)]
-            edges = [(CITES, data)]
-        else:
-            nodes, edges = list(data.node_items()), list(data.edge_items())
-        counts = {t: len(s.x) for t, s in nodes}
-        for ntype, storage in nodes:
+        for ntype, storage in [("paper", data)] if is_one else data.node_items():
             writer.write_table("node", ntype, "feat", storage.x)
             if "y" in storage:
                 writer.write_labels(ntype, storage.y)
-        for relation, storage in edges:
+        for relation, storage in [(CITES, data)] if is_one else data.edge_items():
             for attribute, key in (("edge_attr", "feat"), ("edge_label", "edge_label")):
                 if attribute in storage:
                     writer.write_table("edge", relation, key, storage[attribute])
-            row, col = storage.edge_index
-            num_src, num_dst = counts[relation[0]], counts[relation[2]]
-            writer.write_edges(relation, edge_list(row, col, num_src=num_src, num_dst=num_dst))
+            num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
+            edges = edge_list(*storage.edge_index, num_src=num_src, num_dst=num_dst)
+            writer.write_edges(relation, edges)
     return path
 
 

@@ -70,16 +70,13 @@ def test_data_in_memory_and_arguments_that_gids_does_not_take_are_refused(
     ):
         with pytest.raises(ValueError, match=rf"gids\.pyg\.{make.__name__} does not take {name}=: .*{cure}"):
             make(one_path, [2], **{name: value})
-    for name, said in (("memory", "an option of gids.open()"), ("trasform", "did you mean 'transform'")):
+    for name, said in (
+        ("memory", "an option of gids.open()"),
+        ("trasform", "did you mean 'transform'"),
+        ("options", "(it has data,"),
+    ):
         with pytest.raises(TypeError, match=f"has no argument '{name}'.*{re.escape(said)}"):
             make(one_path, [2], **{name: 1})
-
-
-def test_input_id(one_path: Path) -> None:
-    numbers = torch.arange(PAPERS) + 1000
-    with gids.pyg.NeighborLoader(one_path, [2], batch_size=50, input_id=numbers, shuffle=True) as loader:
-        batch = next(iter(loader))
-        assert torch.equal(batch.input_id, numbers[batch.n_id[:50]])
 
 
 class BothWays(AllNeighbors):
@@ -128,49 +125,6 @@ def test_induced_edges_are_all_edges_among_the_nodes(one: Data, one_path: Path, 
                 assert sorted(edges.tolist()) == inside.nonzero().view(-1).tolist()
             assert torch.equal(*trees[batch.edge_index])
             assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
-
-
-def test_neighbors_are_not_later_than_the_seed(one: Data, tmp_path: Path) -> None:
-    """Times of nodes and of edges, from tables of any name."""
-    generator = torch.Generator().manual_seed(5)
-    data = one.clone()
-    data.when = torch.randint(1000, (PAPERS,), generator=generator)
-    data.since = torch.randint(1000, (one.num_edges,), generator=generator)
-    with DatasetWriter(tmp_path / "t.gids") as writer:
-        writer.write_table("node", "paper", "feat", data.x)
-        writer.write_table("node", "paper", "when", data.when[:, None])
-        writer.write_table("edge", CITES, "since", data.since[:, None])
-        row, col = data.edge_index
-        writer.write_edges(CITES, edge_list(row, col, num_src=PAPERS, num_dst=PAPERS))
-    seeds, times = torch.arange(100), torch.randint(1000, (100,), generator=generator)
-    source = tmp_path / "t.gids"
-    for attr, strategy in (("when", "uniform"), ("since", "uniform"), ("since", "last")):
-        loader = gids.pyg.NeighborLoader(
-            source, [2, -1], seeds, times, time_attr=attr, temporal_strategy=strategy, batch_size=30
-        )
-        found = 0
-        for batch in loader:
-            assert torch.equal(batch.seed_time, times[batch.input_id])
-            tree = batch.batch[batch.edge_index[1]]
-            sources = batch.n_id[batch.edge_index[0]]
-            time = data.since[batch.e_id] if attr == "since" else data.when[sources]
-            assert (time <= batch.seed_time[tree]).all()
-            assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
-            found += len(tree)
-        assert found > 50
-    own = gids.pyg.NeighborLoader(source, [2], seeds, time_attr="when", batch_size=30)
-    for batch in own:  # without input_time the seeds' own times
-        tree = batch.batch[batch.edge_index[1]]
-        limits = data.when[seeds[batch.input_id]][tree]
-        assert (data.when[batch.n_id[batch.edge_index[0]]] <= limits).all()
-    edges, label_times = one.edge_index[:, :90], times[:90] + 200
-    for negatives in ("binary", "triplet"):
-        options: dict[str, Any] = {"time_attr": "when", "neg_sampling": negatives, "batch_size": 30}
-        for batch in gids.pyg.LinkNeighborLoader(source, [-1], edges, None, label_times, **options):
-            seed_time = batch.edge_label_time[:30] if negatives == "binary" else batch.seed_time
-            assert torch.equal(seed_time, label_times[batch.input_id])
-            tree = batch.batch[batch.edge_index[1]]
-            assert (data.when[batch.n_id[batch.edge_index[0]]] <= seed_time[tree]).all()
 
 
 def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, assert_drawn_by_weight, heterogeneous, homogeneous, write
+from pyg_model import CITES, PAPERS, assert_drawn_by_weight, homogeneous
 from scipy import stats
 from torch_geometric.data import Data
 
@@ -99,17 +99,6 @@ def test_edges_of_weight_0_are_taken_where_pyg_lib_takes_them(tmp_path: Path) ->
     path = star(tmp_path / "zero.gids", [0, 0, 0])  # pyg-lib raises RuntimeError
     for replace in (False, True):
         assert set.union(*drawn_of_star(path, 1, 40, replace=replace)) == {0, 1, 2}
-
-
-def test_relations_without_weights_are_drawn_from_uniformly(tmp_path: Path) -> None:
-    data = heterogeneous()
-    data[WRITES].edge_attr = torch.arange(data[WRITES].edge_index.shape[1]).remainder(2).float()[:, None]
-    path = write(tmp_path / "several.gids", data)
-    with gids.pyg.NeighborLoader(path, [1], "paper", weight_attr="edge_attr", batch_size=PAPERS) as loader:
-        (batch,) = loader
-        writes = data[WRITES]
-        assert_drawn_by_weight(batch[WRITES].e_id, writes.edge_attr.view(-1), writes.edge_index[1])
-        assert set((batch[CITES].e_id % 2).tolist()) == {0, 1}
 
 
 def test_wrong_weights_are_refused(data: Data, path: Path, tmp_path: Path) -> None:

@@ -68,7 +68,6 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         stats = train.stats()
         logged = {name: float(fit.callback_metrics[f"gids/{name}"]) for name in epoch_figures(stats, stats)}
         assert 0 < logged["hit_ratio"] <= 1
-        assert 0 < sum(s for name, s in logged.items() if name.startswith("seconds/")) < 60
         assert logged["seconds/gather"] < stats["seconds"]["gather"], "of the second epoch only"
         assert len(model.seen["train"]) == 2 * len(train) == 6
         assert len(model.seen["val"]) >= 2 * len(val)
@@ -79,37 +78,6 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         assert first.tolist() != second.tolist()  # another epoch
         found = torch.cat(fit.predict(model, links))
         assert found.tolist() == list(range(300))
-
-
-class Saving(pl.Callback):  # type: ignore[misc, name-defined]
-    """Saves a checkpoint after the fourth step."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == 4:
-            trainer.save_checkpoint(self.path)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_trainer_resumes_an_epoch_in_its_middle_and_logs_the_rest(one_path: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "saved.ckpt"
-
-    def fitted(resumed: Path | None) -> list[list[int]]:
-        model, fit = Model(), trainer(tmp_path)
-        with (
-            gids.open(one_path, memory=64 << 20) as source,
-            gids.pyg.NeighborLoader(source, [3], torch.arange(120), batch_size=20, shuffle=True) as train,
-        ):
-            fit.callbacks += [LogStats(train), Saving(saved)]
-            fit.fit(model, train, ckpt_path=resumed, weights_only=False)
-            assert 0 < fit.callback_metrics["gids/hit_ratio"] <= 1
-        return [batch.n_id.tolist() for batch in model.seen["train"]]
-
-    whole = fitted(None)
-    assert len(whole) == 12
-    assert fitted(saved) == whole[4:]
 
 
 class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
@@ -128,11 +96,15 @@ class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
         return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10)
 
 
-class SavingAtTheEnd(pl.Callback):  # type: ignore[misc, name-defined]
-    """Saves after the validation of the first epoch, and at its end, as ModelCheckpoint does."""
+class Saving(pl.Callback):  # type: ignore[misc, name-defined]
+    """Saves after the first step, after the validation of the first epoch, and at the end of this epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 1:
+            trainer.save_checkpoint(self.folder / "step")
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step and not trainer.current_epoch:
@@ -145,20 +117,18 @@ class SavingAtTheEnd(pl.Callback):  # type: ignore[misc, name-defined]
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("most", [1.0, 2])
-def test_a_trainer_goes_on_after_an_epoch_with_the_next_one(
-    one_path: Path, tmp_path: Path, most: float
-) -> None:
+def test_a_trainer_goes_on_where_a_checkpoint_was_saved(one_path: Path, tmp_path: Path, most: float) -> None:
     def fitted(resumed: Path | None) -> list[list[int]]:
         model, fit = Model(), trainer(tmp_path, epochs=3)
         fit.limit_train_batches = most
         with gids.open(one_path, memory=64 << 20) as source:
-            fit.callbacks.append(SavingAtTheEnd(tmp_path if resumed is None else tmp_path / "again"))
+            fit.callbacks.append(Saving(tmp_path if resumed is None else tmp_path / "again"))
             fit.fit(model, datamodule=Loaders(source), ckpt_path=resumed, weights_only=False)
         return [batch.n_id.tolist() for batch in model.seen["train"]]
 
     whole = fitted(None)
-    for saved in ("validation", "end"):
-        assert fitted(tmp_path / saved) == whole[len(whole) // 3 :], saved
+    for saved, step in (("step", 1), ("validation", len(whole) // 3), ("end", len(whole) // 3)):
+        assert fitted(tmp_path / saved) == whole[step:], saved
 
 
 @pytest.mark.filterwarnings("ignore")

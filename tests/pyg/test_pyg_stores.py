@@ -63,10 +63,8 @@ def test_tensors_are_the_rows_of_the_source(several: HeteroData, several_path: P
 
 def test_a_homogeneous_dataset_has_no_group_names(one: Data, one_path: Path) -> None:
     features, graphs = both(one_path)
-    assert [(a.group_name, a.attr_name) for a in features.get_all_tensor_attrs()] == [
-        (None, "x"),
-        (None, "y"),
-    ]
+    attrs = features.get_all_tensor_attrs()
+    assert [(a.group_name, a.attr_name) for a in attrs] == [(None, "x"), (None, "y")]
     assert torch.equal(features.get_tensor(None, "x", index=None), one.x)
     assert torch.equal(features.get_tensor(None, "edge_attr", index=None), one.edge_attr)
     (attr,) = graphs.get_all_edge_attrs()
