@@ -409,12 +409,11 @@ class EpochLoader(Closing, ABC):
                     f"this one has {made_with.get(key)!r}: make the loader with the same arguments, for the "
                     "same dataset"
                 )
-        unknown = [made_with["sampler"]] if type(self.sampler).__repr__ is object.__repr__ else []
-        for name in getattr(self.sampler, "without_repr", unknown):
+        if type(self.sampler).__repr__ is object.__repr__:
             log.warning(
                 "the sampler %s has no __repr__, so only its name was compared with the state's: give it one "
                 "with all that its minibatches depend on",
-                name,
+                made_with["sampler"],
             )
         if epoch < 0 or not 0 <= step <= len(self):
             raise ValueError(f"the state is at epoch {epoch}, step {step}; an epoch has {len(self)} steps")

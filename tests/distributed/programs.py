@@ -417,19 +417,30 @@ class Marking(Neighbor):
         return sampled
 
 
+class Failing:
+    """Samples by another sampler. Rank 1 fails after some minibatches."""
+
+    repeatable = False
+
+    def __init__(self, sampler: Any, after: int) -> None:
+        self.sampler, self.after, self.calls = sampler, after, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+    def sample(self, *args: Any, **numbers: Any) -> Minibatch:
+        sampled: Minibatch = self.sampler.sample(*args, **numbers)
+        self.calls += 1
+        if dist.get_rank() == 1 and self.calls > self.after:
+            raise ArithmeticError("no such number")
+        return sampled
+
+
 def fail_while_sampling(dataset: Path, after: int) -> tuple[int, str]:
-    """Rank 1 fails in transform_sampler_output=. The number of minibatches, and the error."""
+    """Rank 1 fails while it samples. The number of minibatches, and the error."""
     from gids import pyg
 
-    calls, count = 0, 0
-
-    def transform(output: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if dist.get_rank() == 1 and calls > after:
-            raise ArithmeticError("no such number")
-        return output
-
+    count = 0
     with (
         gids.distributed.open(dataset, memory="64MB") as shared,
         pyg.NeighborLoader(
@@ -437,9 +448,9 @@ def fail_while_sampling(dataset: Path, after: int) -> tuple[int, str]:
             [3, 2],
             input_nodes=torch.arange(120),
             batch_size=4,
-            transform_sampler_output=transform,
         ) as loader,
     ):
+        loader.sampler = Failing(loader.sampler, after)
         try:
             for _ in loader:
                 count += 1

@@ -12,7 +12,6 @@ from datasets import CITES
 from partition_example import AUTHORS, PAPERS, Datasets
 from rank_pool import RankError, RankPool
 
-from gids.pyg import NeighborSampler
 from gids.write import DatasetWriter, edge_list
 from gids.write.partition import partition
 
@@ -85,11 +84,6 @@ def test_times(data: dict[str, tuple[Path, Path]], ranks: RankPool, strategy: st
         ("NeighborLoader", {"subgraph_type": "bidirectional"}, "subgraph_type='bidirectional' does not work"),
         ("NeighborLoader", {"weight_attr": "weight"}, "weight_attr= does not work with a partitioned"),
         ("NeighborLoader", {"time_attr": "kind"}, "time_attr='kind' does not work with a partitioned"),
-        (
-            "NeighborLoader",
-            {"sampler": [1, 2], "shuffle": False},
-            "sampler= and batch_sampler= choose the seeds of one rank",
-        ),
         ("LinkNeighborLoader", {}, "edge_label_index= without edges does not work"),
     ],
 )
@@ -98,11 +92,6 @@ def test_what_needs_all_edges_is_refused(
 ) -> None:
     with pytest.raises(RankError, match=error):
         compare(ranks, data, "one", kind, num_neighbors=[2], **arguments)
-
-
-def test_one_part_alone_is_not_sampled(data: dict[str, tuple[Path, Path]]) -> None:
-    with pytest.raises(ValueError, match=r"gids\.pyg\.NeighborSampler needs all parts"):
-        NeighborSampler(str(data["one"][1] / "part-000.gids"), [2])
 
 
 @pytest.mark.few(2)
