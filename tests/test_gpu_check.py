@@ -133,15 +133,6 @@ def test_a_crash_or_a_hang_costs_its_test_only(check, test_files):
     assert check.status == 1
 
 
-def test_a_result_whose_line_is_broken_is_in_the_summary():
-    output = "[gw1] [ 50%] Timeout!\n PASSED tests/a.py::b \n[gw1] [ 75%] FAILED tests/a.py::c Timeout!\n"
-    output += "[gw1] [100%] SKIPPED tests/a.py::d \n"
-    output += "PASSED tests/a.py::b\nFAILED tests/a.py::c - ValueError\n"
-    results = {"tests/a.py::b": "PASSED", "tests/a.py::c": "FAILED", "tests/a.py::d": "SKIPPED"}
-    assert gpu_check.results_of(output) == results
-    assert gpu_check.results_of("[gw1] [100%] PASSED tests/a.py::b \n") == {"tests/a.py::b": "PASSED"}
-
-
 def test_results_are_written_after_every_step(check):
     for name in ("gather", "packs"):
         check.skip(name, "for a reason")

@@ -280,20 +280,6 @@ def test_the_host_tier_holds_what_the_device_does_not() -> None:
     assert (whole.lines["paper.feat"], whole.host_lines["paper.feat"]) == (Shape.page_count, 0)
 
 
-def test_with_few_lines_the_window_is_shorter_and_fewer_minibatches_are_planned() -> None:
-    """Minibatches of 500 pages, whose outputs take 500 kB each."""
-    large: dict[str, Any] = {"rows": {"paper.feat": 500}, "page_bytes": 500 * 4096, "window_batches": 16}
-    large |= {"planned_batches": 3, "most_planned_batches": 3, "minibatch_bytes": 0}
-    plans = [share(on="device", memory_bytes=n, **large) for n in range(2_900_000, 12_000_000, 100_000)]
-    for plan, memory_bytes in zip(plans, range(2_900_000, 12_000_000, 100_000), strict=True):
-        assert total(plan) <= memory_bytes
-        window, lines = plan.sizes.window_batches, plan.purposes["lines"]
-        assert window <= 1 or window * 500 * 4096 <= 3 * lines
-    assert plans[0].sizes.planned_batches == 1
-    assert [p.sizes.planned_batches for p in plans] == sorted(p.sizes.planned_batches for p in plans)
-    assert (plans[-1].sizes.planned_batches, plans[-1].sizes.window_batches) == (3, 8)
-
-
 def test_asking_for_more_than_free_memory_reports_what_is_free() -> None:
     check_device_memory({"cache_bytes": None, "memory_bytes": 5}, free_bytes=5, device="cuda:0")
     with pytest.raises(MemoryBudgetError, match=r"cache_bytes=4096 .* cuda:0 has 1.0 kB free"):

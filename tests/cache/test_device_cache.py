@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,28 +57,6 @@ def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
     if isinstance(device, EmulatedDevice):
         assert ("copy_from_host" in device.launches) == (transfer == "copy")
         assert "gids_fill_lines" in device.launches
-
-
-def test_another_thread_may_look_at_the_counters(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(50, 128), page_bytes=512)
-    cache, before = make(table, 20), sys.getswitchinterval()
-
-    def use() -> None:
-        for _ in range(12):
-            for step in range(cache.next_step, cache.next_step + 20):
-                cache.enter(step, {table.name: torch.arange(50)})
-            cache.cancel()
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            used = thread.submit(use)
-            while not used.done():
-                assert cache.stats()[table.name]["lines"] == 20
-                assert cache.memory()["outputs"] == 0
-            used.result()
-    finally:
-        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("by", ["another thread", "the garbage collector"])

@@ -58,33 +58,6 @@ def windowed(
     return EpochStream(Sampled(batches), reader, lambda batch: batch)
 
 
-def test_plan_collects_only_for_the_next_two_minibatches(cache: DeviceFeatureCache, table: RawTable) -> None:
-    in_flight = []
-    for step in range(5):
-        cache.enter(step, {table.name: torch.arange(50 * step, 50 * step + 50)})
-        cache.plan(step)
-        in_flight.append(cache._queue.stats()["uncollected"])
-    assert in_flight == [1, 1, 1, 2, 3]
-    cache.cancel()
-
-
-def test_minibatches_that_miss_nothing_do_not_use_the_queue(
-    cache: DeviceFeatureCache, table: RawTable
-) -> None:
-    def run(ids: list[torch.Tensor]) -> int:
-        before = cache._queue.stats()["posted"]
-        for given, (_, features) in zip(
-            ids, windowed(cache, [{table.name: i} for i in ids], 2, 2), strict=True
-        ):
-            assert torch.equal(features[table.name].cpu(), table.rows[given])
-        return cache._queue.stats()["posted"] - before
-
-    hot, other = torch.arange(60), torch.arange(300, 320)
-    assert run([hot]) == 1
-    assert run([hot] * 5) <= 1  # the first plan posts as many rounds as the last one needed
-    assert run([hot, other, hot, hot]) <= 2
-
-
 def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, table: RawTable) -> None:
     assert set(cache._host.stats()[table.name]) <= set(cache.stats()[table.name])
 

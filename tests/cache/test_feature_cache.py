@@ -173,30 +173,6 @@ def test_minibatches_stay_within_their_memory(
     assert memory["window"] > 0
 
 
-def test_reading_through_two_tables_at_once_shares_the_workers(tmp_path: Path, make: Make) -> None:
-    tables = [write_raw_table(tmp_path, make_rows(1000, 1024, seed=i), name=f"t{i}") for i in range(2)]
-    cache = make(tables, 1000, threads=4)
-    everything = {t.name: torch.arange(1000) for t in tables}
-    cache.enter(0, everything)
-    cache.plan(0)
-    cache.gather(0)
-    cache.retire(0)
-    wrong: list[str] = []
-
-    def read_all(table: RawTable) -> None:
-        for _ in range(15):
-            features, error = cache.read_through({table.name: everything[table.name]})
-            if error or not same_bits(features[table.name], table.rows):
-                wrong.append(table.name)
-
-    readers = [threading.Thread(target=read_all, args=(t,)) for t in tables]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    assert not wrong
-
-
 @pytest.mark.parametrize("kind", [URING, "threads", "mmap"])
 def test_ctrl_c_ends_reading_through(tmp_path: Path, kind: str) -> None:
     pages, path = 1_000_000, tmp_path / "sparse.bin"

@@ -21,7 +21,6 @@ import pytest
 import torch
 
 import gids.cuda.cuda_device as opening
-from gids import cuda
 from gids.cuda.compiler import Sources
 from gids.cuda.cuda_device import CudaDevice
 from gids.cuda.driver import CudaError, Libcuda
@@ -515,14 +514,3 @@ def test_ptx_that_the_driver_cannot_read_is_refused(
         opening.open_cuda("cuda:0", load=with_cuda)
     monkeypatch.setattr(compiler, "version", (13, 1))
     assert opening.open_cuda("cuda:0", load=with_cuda).name == "Stub 100"
-
-
-def test_open_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(RuntimeError, match="CUDA build of torch"):
-        cuda.open_device()
-    with pytest.raises(ValueError, match=r"device must be 'cuda' .*got 'cpu'"):
-        cuda.open_device("cpu")
-    assert cuda.Device.__module__ == "gids.cuda.device"
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        cuda.nothing  # noqa: B018

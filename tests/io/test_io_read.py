@@ -114,14 +114,6 @@ def test_unaligned_neighbors_read_each_block_once(shards: list[Path], memory: Me
         assert engine.stats()["bytes_read"] == PAGE
 
 
-def test_a_read_across_two_blocks_reads_both(shards: list[Path], memory: Memory) -> None:
-    with gids.io.open_engine(shards, "threads") as engine:
-        a = engine.alignment
-        engine.read(np.zeros(1, np.uint32), np.array([a - 1]), 2, memory(1, 2))
-        assert engine.stats()["bytes_asked"] == 2
-        assert engine.stats()["bytes_read"] == max(2, 2 * a if a > 1 else 2)
-
-
 def test_no_reads_and_reads_of_nothing_return_at_once(shards: list[Path], kind: str) -> None:
     with gids.io.open_engine(shards, kind) as engine:
         none = engine.read(np.empty(0, np.uint32), np.empty(0, np.int64), PAGE, np.empty((0, PAGE), np.uint8))
