@@ -34,7 +34,7 @@ from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.convert.layout import ReadRows
-    from gids.convert.readers import Choices, Reader
+    from gids.convert.readers import Choices
     from gids.store import FeatureStore
 
 _MOST_NAMES = 3
@@ -121,18 +121,8 @@ def has_columns(args: argparse.Namespace) -> bool:
     return bool(args.id_column or args.src_column or args.dst_column)
 
 
-def _reader_memory(reader: Reader, memory_bytes: int) -> int:
-    """The memory that a reader may use beside buffers of memory_bytes. Call it before pyarrow is imported."""
-    from gids.cache.budget import available_bytes
-    from gids.convert.readers import READER_BYTES
-
-    # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    return available_bytes() if reader.may_crash else memory_bytes + READER_BYTES
-
-
-def choices_of(args: argparse.Namespace, reader: Reader, others: Sequence[Path], **more: Any) -> Choices:
-    """What the options say to a reader of SRC and others. more: fields of Choices."""
+def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) -> Choices:
+    """What the options say to a reader. others: SRC after the first. more: fields of Choices."""
     from gids.convert.readers import Choices
 
     return Choices(
@@ -141,7 +131,7 @@ def choices_of(args: argparse.Namespace, reader: Reader, others: Sequence[Path],
         skip=tuple(args.skip),
         load_graphs=load_graphs,
         others=tuple(others),
-        memory_bytes=_reader_memory(reader, args.memory),
+        memory_bytes=args.memory,
         **_table_choices(args),
         **more,
     )
@@ -209,7 +199,6 @@ def run(args: argparse.Namespace) -> int:
     is_raw = args.shape or reader.is_raw(path)
     choices = choices_of(
         args,
-        reader,
         others,
         dtype=casts.pop("", None) if is_raw else None,
         allow_dirs=tuple(args.allow_dir),

@@ -16,8 +16,8 @@ MORE_DRAWS = range(1005, 1010)  # of each form, some are equal and some refused
 
 
 @pytest.fixture(autouse=True)
-def in_memory(in_this_process, monkeypatch):
-    """No reader starts a process, and DGL's files are not read."""
+def in_memory(monkeypatch):
+    """DGL's files are not read."""
     monkeypatch.setattr("gids.cli.convert.load_graphs", lambda path: ([GRAPHS[path]], {}))
 
 

@@ -281,10 +281,10 @@ BAD_FILES = {
     "text": (np.array(["a"]), "is of type <U1, not numbers"),
     "objects": (np.array([{}], dtype=object), "which need unpickling"),
     "scalar": (np.array(1.0), "is a single number"),
-    "no header": (b"\x93NUMPY\x01\x00\x10\x00not a dictionary", "not a valid .npy file"),
+    "no header": (b"\x93NUMPY\x01\x00\x10\x00not a dictionary", "cannot be read"),
     "version 9": (b"\x93NUMPY\x09\x00", "version (9, 0)"),
     "raw": (b"12345678", "for raw binary give --dtype float32 --shape ROWS,DIM"),
-    "broken zip": (b"PK\x03\x04 and no more", "not a valid .npz file"),
+    "broken zip": (b"PK\x03\x04 and no more", "cannot be read"),
     "nothing": (None, "no such file or directory: "),
     "empty directory": ({}, "has no features and no graph"),
 }

@@ -100,4 +100,4 @@ def test_truncated_zip_file_prints_one_line(tmp_path, capsys, save, lost):
     middle = len(data) // 2
     source.write_bytes(data[:middle] + (data[middle + 50 :] if "middle" in lost else b""))
     error = refused(capsys, source, tmp_path / "x.gids", "--from", "npz", "--quiet")
-    assert "s.npz is not a valid .npz file" in error or "s.npz is damaged" in error
+    assert "s.npz cannot be read" in error or "s.npz, member feat.npy, cannot be read" in error

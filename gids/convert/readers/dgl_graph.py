@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gids.convert.source import LABELS, Choices, InEdges, Reader, Source
-from gids.convert.untrusted import check_file, parsing, starts_with
+from gids.convert.source_files import reading, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.rows import TensorRows
@@ -34,8 +34,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         raise FormatError(f"{path} is not a file of dgl.save_graphs or a directory with one such file")
     if choices.load_graphs is None:
         raise FormatError(f"{file} is a DGL graph file, which needs DGL: use `gids convert`")
-    check_file(file)
-    with parsing(file, "is damaged, or was saved by another version of DGL"):
+    with reading(file):
         graphs, labels = choices.load_graphs(str(file))
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save one graph per file")
@@ -83,5 +82,4 @@ READER = Reader(
     _LAYOUT,
     lambda path: _graph_file(path) is not None,
     _read,
-    may_crash=True,
 )

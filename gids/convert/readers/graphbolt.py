@@ -5,7 +5,6 @@ The yaml file lists every file, in the schema of dgl.graphbolt.OnDiskDataset.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,17 +16,14 @@ import torch
 from gids.convert.array_files import open_npy
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.source import Choices, Reader, Source, split_relation
+from gids.convert.source_files import import_library, reading, shown
 from gids.convert.stream_rows import BLOCK_BYTES
-from gids.convert.text_table import read_pairs, read_text
+from gids.convert.text_table import read_matrix, read_pairs
 from gids.convert.torch_file import load_torch, mapped_rows
-from gids.convert.untrusted import at_most, import_library, open_file, parsing, shown
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import GeneratedRows, Rows, as_int64, checked_ids, read_range
 
-_MAX_YAML_BYTES = 256 << 10  # about a thousand entries, which PyYAML reads in seconds
-_YAML_MEMORY_BYTES = 256 << 20  # merge keys can make a huge mapping of a few lines
-_MAX_PATH_CHARS = 4096
 Entry = dict[str, Any]
 T = TypeVar("T")
 OpenArray = Callable[[str, Entry], Rows]
@@ -72,29 +68,21 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _load_yaml(path: Path) -> Entry:
-    yaml = import_library(path, "PyYAML", "yaml")
-
-    with open_file(path) as file:
-        data = file.read(_MAX_YAML_BYTES + 1)
-    if len(data) > _MAX_YAML_BYTES:
-        raise FormatError(f"{path} has more than {_MAX_YAML_BYTES} bytes, the limit")
-    with parsing(path, "is not valid YAML"), at_most(_YAML_MEMORY_BYTES):
-        return _checked(yaml.safe_load(data.decode()), "the file", dict)
+    yaml = import_library(path, "yaml")
+    with reading(path):
+        return _checked(yaml.safe_load(path.read_text("utf-8")), "the file", dict)
 
 
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
-    """The array of an entry of `part`. Refuses files outside the dataset."""
-    name, kind = _field(entry, "path", str), _field(entry, "format", str)
-    if "\0" in name or len(name) > _MAX_PATH_CHARS:
-        raise FormatError(f"metadata.yaml: path is {shown(name)}; it must be the path of a file")
-    file = root / name
-    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) or not file.exists():
-        raise FormatError(f"metadata.yaml lists {file}, which does not exist or is outside the dataset")
+    """The array of an entry of `part`."""
+    file, kind = root / _field(entry, "path", str), _field(entry, "format", str)
+    if not file.is_file():
+        raise FormatError(f"metadata.yaml lists {file}, which does not exist")
     rows: Rows | None = None
     if kind == "numpy":
         rows = open_npy(file).rows
     elif kind == "csv":
-        rows = read_pairs(file, scratch) if part == "edges" else read_text(file, scratch, torch.int64)
+        rows = read_pairs(file, scratch) if part == "edges" else read_matrix(file, scratch)
     elif kind == "torch" and isinstance(values := load_torch(file), torch.Tensor):
         rows = mapped_rows(values, file)
     if rows is None or not rows.shape:

@@ -95,9 +95,9 @@ def partition(
 
     parts: 1 to 4096. method: how nodes get owners, one of METHODS. owners: node type ("": the only one) ->
     .npy file with the part of each node, int[nodes], in place of a method. seed: of method "hash".
-    allow_dirs: directories outside the dataset that may contain its shards. workers: number of threads. memory_bytes:
-    limit of the memory for buffers. overwrite: replace the parts at `out`. say(sentence): prints a note.
-    on_total(bytes), on_bytes(n): progress, from any thread.
+    allow_dirs: directories outside the dataset that may contain its shards. workers: number of threads.
+    memory_bytes: limit of the memory for buffers. overwrite: replace the parts at `out`. say(sentence):
+    prints a note. on_total(bytes), on_bytes(n): progress, from any thread.
 
     Returns what each part has; None if `out` was complete already and only temporary files of an earlier run
     were left. After an interrupt, a kill or a full disk, OUT.partial remains and the same call continues.

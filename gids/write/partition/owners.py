@@ -1,4 +1,4 @@
-"""The owner of every node: a random part, a range of ids, or what another program decided. Called by partition().
+"""The owner of every node: a random part, a range of ids, or as files say. Called by partition().
 
 Every function yields the owners of one node type in pieces, in the order of ids.
 """
