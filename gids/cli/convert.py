@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import shlex
@@ -38,10 +37,9 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore
 
 _MOST_NAMES = 3
-_KEYS = ("table", "shape", "labels", "num_nodes")
-"""Options of SRC that must be the same when a conversion resumes; below, fields of Options."""
 _CHANGES = ("reverse_edges", "self_loops", "sort_neighbors", "dedup", "split", "split_column", "seed")
 _OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers", "overwrite")
+"""Fields of Options."""
 
 parse_shape = checked(integers, lambda _: True, "a list of integers such as 1000000,128")
 
@@ -98,20 +96,14 @@ def _add_input(group: argparse._ActionsContainer) -> list[argparse.Action]:
 
 def add_table_input(option: Option) -> list[argparse.Action]:
     """Add the options of tables of nodes and edges with ids; return them."""
-    columns = {
-        "id": ("TYPE", "ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"),
-        "src": ("RELATION", "sources in tables of edges (default: src, source, src_id, u or from)"),
-        "dst": (
-            "RELATION",
-            "destinations in tables of edges (default: dst, destination, target, dst_id, v or to)",
-        ),
-    }
+    ids = "column of ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"
+    src = "column of sources in tables of edges (default: src, source, src_id, u or from)"
+    dst = "column of destinations in tables of edges (default: dst, destination, target, dst_id, v or to)"
     drop = "leave out edges with an id that no node has, and print their number"
     return [
-        *(
-            add_repeated(option, f"--{name}-column", f"column of {what}", f"[{kind}=]NAME")
-            for name, (kind, what) in columns.items()
-        ),
+        add_repeated(option, "--id-column", ids, "[TYPE=]NAME"),
+        add_repeated(option, "--src-column", src, "[RELATION=]NAME"),
+        add_repeated(option, "--dst-column", dst, "[RELATION=]NAME"),
         option("--drop-unknown", True, drop),
     ]
 
@@ -129,22 +121,14 @@ def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) ->
         table=args.table,
         shape=args.shape,
         skip=tuple(args.skip),
-        load_graphs=load_graphs,
         others=tuple(others),
         memory_bytes=args.memory,
-        **_table_choices(args),
+        id_column=_casts(args.id_column),
+        src_column=_casts(args.src_column),
+        dst_column=_casts(args.dst_column),
+        drop_unknown=args.drop_unknown,
         **more,
     )
-
-
-def _table_choices(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of Choices for the options of add_table_input."""
-    return {
-        "id_column": _casts(args.id_column),
-        "src_column": _casts(args.src_column),
-        "dst_column": _casts(args.dst_column),
-        "drop_unknown": args.drop_unknown,
-    }
 
 
 def _add_storage(option: Option) -> list[argparse.Action]:
@@ -163,10 +147,10 @@ def _add_graph(option: Option) -> list[argparse.Action]:
     option("--reverse-edges", True, "add the reverse of every edge")
     option("--self-loops", True, "give every node exactly one edge to itself")
     text = (
-        "type of node ids in the graph; auto: int32 where it is large enough (default: int64; of a dataset, "
+        "type of node ids in the graph; auto: int32 where it is large enough (default: int64; or as in SRC)"
     )
     return [
-        option("--index-dtype", ("int64", "int32", "auto"), f"{text}its own)"),
+        option("--index-dtype", ("int64", "int32", "auto"), text),
         option("--dedup", True, "remove duplicate edges; also sorts neighbors"),
         option("--sort-neighbors", True, "sort the in-edges of every node by source"),
         option("--no-times", True, "do not store times of nodes and edges, and do not sort edges by them"),
@@ -222,13 +206,7 @@ def run(args: argparse.Namespace) -> int:
             lambda scratch: open_source(reader, path, scratch, choices),
             args.path,
             options,
-            key={
-                "--from": reader.name,
-                "--dtype of raw data": choices.dtype,
-                "--skip": args.skip,
-                **{f"--{n.replace('_', '-')}": getattr(args, n) for n in _KEYS},
-                **{f"--{n.replace('_', '-')}": value for n, value in _table_choices(args).items()},
-            },
+            key={"--from": reader.name, **choices.key()},
             say=(lambda _: None) if args.quiet else progress.say,
             warn=progress.say,
             on_stage=progress.stage,
@@ -256,17 +234,6 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
     from gids.trace.recording import RowTrace
 
     return RowTrace(trace).minibatches
-
-
-def load_graphs(path: str) -> Any:
-    """dgl.load_graphs."""
-    try:
-        importlib.import_module("gids.dgl")  # makes DGL importable under a current torch
-        import dgl
-    except ImportError as error:
-        raise ImportError(f"{path} is a DGL graph file: install DGL to read it ({error})") from None
-    with open(path, "rb") as file:  # by number, because DGL takes only paths that are UTF-8
-        return dgl.load_graphs(f"/proc/self/fd/{file.fileno()}")
 
 
 class _List(argparse.Action):

@@ -326,10 +326,10 @@ class Choices:
 
     table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: name of the label array, if
     there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
-    allow_dirs: directories outside a gids dataset that may contain its shards. load_graphs:
-    dgl.load_graphs, if DGL is installed. others: further files of tables, beside the path. id_column,
-    src_column, dst_column: node type or relation ("" for all others) -> column. drop_unknown: leave out edges
-    whose ends no node has as its id. memory_bytes: limit for the ids of nodes that are joined at a time.
+    allow_dirs: directories outside a gids dataset that may contain its shards. others: further files of
+    tables, beside the path. id_column, src_column, dst_column: node type or relation ("" for all others) ->
+    column. drop_unknown: leave out edges whose ends no node has as its id. memory_bytes: limit for the ids of
+    nodes that are joined at a time.
     """
 
     table: str = "feat"
@@ -339,7 +339,6 @@ class Choices:
     num_nodes: int | None = None
     skip: tuple[str, ...] = ()
     allow_dirs: tuple[str, ...] = ()
-    load_graphs: Callable[[str], Any] | None = None
     others: tuple[Path, ...] = ()
     id_column: Mapping[str, str] = field(default_factory=dict)
     src_column: Mapping[str, str] = field(default_factory=dict)
@@ -347,18 +346,23 @@ class Choices:
     drop_unknown: bool = False
     memory_bytes: int = 256 << 20
 
+    def key(self) -> dict[str, Any]:
+        """The options that a resumed conversion must have in common with the first run."""
+        return {_option(f.name): getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
+
     def changed(self) -> list[str]:
         """The options that are not as by default, except --dtype, which also applies to tables."""
         default = Choices()
-        return [
-            _OPTIONS.get(f.name, f"--{f.name.replace('_', '-')}")
-            for f in fields(self)
-            if f.name not in _NO_OPTIONS and getattr(self, f.name) != getattr(default, f.name)
-        ]
+        names = [f.name for f in fields(self) if f.name not in ("dtype", "memory_bytes")]
+        return [_option(name) for name in names if getattr(self, name) != getattr(default, name)]
 
 
-_OPTIONS = {"allow_dirs": "--allow-dir", "others": "several SRC"}
-_NO_OPTIONS = ("dtype", "load_graphs", "memory_bytes")
+_FREE = ("allow_dirs", "others", "memory_bytes")
+_OPTIONS = {"allow_dirs": "--allow-dir", "others": "several SRC", "dtype": "--dtype of raw data"}
+
+
+def _option(name: str) -> str:
+    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True)

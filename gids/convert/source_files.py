@@ -35,7 +35,9 @@ def reading(path: os.PathLike[str] | str) -> Iterator[None]:
     except Exception as error:  # libraries raise many kinds for damaged files
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        message = next(iter(str(error).strip().splitlines()), "")
+        if not message or isinstance(error, KeyError):
+            message = f"{type(error).__name__} {message}".strip()
         raise FormatError(f"{path} cannot be read: {message}") from error
 
 

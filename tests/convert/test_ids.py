@@ -608,16 +608,6 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     assert store.graph().indices.tolist() == [3, 4]
 
 
-def test_an_export_ignores_later_changes_to_the_nodes_of_the_caller(tmp_path):
-    write_csv(tmp_path / "s/nodes.csv", id=["a", "b", "c"], x=[1, 2, 3])
-    write_csv(tmp_path / "s/edges.csv", src=["a"], dst=["b"])
-    store, nodes = convert(tmp_path / "s", tmp_path / "a.gids"), torch.tensor([2, 0])
-    result = layerwise([lambda block, h: h[: block.num_dst].float()[:, None]], store, nodes=nodes)
-    nodes += 1
-    result.export(tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text() == '"id","output"\n"c",3\n"a",1\n'
-
-
 def test_verify_takes_the_options_of_tables(tmp_path, capsys):
     nodes = write_csv(tmp_path / "nodes.csv", doi=["d0", "d1"], x=[0, 1])
     edges = write_csv(tmp_path / "edges.csv", a=["d0", "zz"], dst=["d1", "d1"], w=[1, 2])

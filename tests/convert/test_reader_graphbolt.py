@@ -176,7 +176,7 @@ test_a_bad_dataset_is_refused = refuses(
     (edge_file("csv", "gone.csv"), "gone.csv, which does not exist"),
     (edge_file("csv", "set/train_seeds.npy"), "cannot be read"),
     (edge_file("csv", "x", type="a:b"), "must be SOURCE:RELATION:DESTINATION"),
-    (graph(edges="edges/e.csv"), "edges is 'edges/e.csv'; it must be a list"),
+    (graph(edges="edges/e.csv"), "metadata.yaml cannot be read: "),
     (graph(nodes=[]), "number of '_N' nodes is unknown"),
     (
         meta(feature_data=[entry("data/feat.npy", "parquet", domain="node", name="x")]),
@@ -189,7 +189,7 @@ test_a_bad_dataset_is_refused = refuses(
         "has two arrays called 'seeds'",
     ),
     (lambda root: (root / "metadata.yaml").write_text("a: [1"), "metadata.yaml cannot be read"),
-    (lambda root: (root / "metadata.yaml").write_text("- 1"), "it must be a mapping"),
+    (lambda root: (root / "metadata.yaml").write_text("- 1"), "metadata.yaml cannot be read: "),
     (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
     (
         lambda root: save_arrays(

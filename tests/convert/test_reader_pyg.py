@@ -2,7 +2,6 @@
 
 import sys
 import types
-import warnings
 import zipfile
 
 import numpy as np
@@ -137,24 +136,6 @@ def test_adjacency_between_types_with_weights_of_several_columns_and_a_table(tmp
     tables = {"a.to.b.weight": weights, "a.to.b.share": share}
     store = convert(tmp_path / "a.pt", tmp_path / "p.gids")
     assert_dataset(store, tables=tables, edges={relation: PAIRS[:, order]})
-
-
-@sparse
-def test_weights_of_1_are_no_table(tmp_path):
-    torch.save({"adj_t": matrix("adj_t", torch.sparse_csr, torch.ones(PAIRS.shape[1]))[0]}, tmp_path / "a.pt")
-    assert not convert(tmp_path / "a.pt", tmp_path / "p.gids").tables
-
-
-@sparse
-def test_torchs_advice_about_sparse_tensors_is_not_shown(tmp_path):
-    torch.save({"adj_t": matrix("adj_t", torch.sparse_csr, torch.ones(PAIRS.shape[1]))[0]}, tmp_path / "a.pt")
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            convert(tmp_path / "a.pt", tmp_path / "p.gids")
-    finally:
-        torch.set_warn_always(False)
 
 
 @sparse
@@ -320,12 +301,6 @@ def test_random_link_split_of_several_types(tmp_path, capsys, geometric, monkeyp
     store, edges = convert(tmp_path / "d.pt", tmp_path / "d.gids"), split[relation].edge_index.numpy()
     assert_dataset(store, tables={"paper.x": X}, edges={relation: edges})
     assert "left out 'edge_label_index' of ('author', 'writes', 'paper')" in capsys.readouterr().err
-
-
-def test_edge_labels_without_pairs_are_a_table(tmp_path):
-    torch.save(tensors(edge_label=torch.arange(E)), tmp_path / "d.pt")
-    table = convert(tmp_path / "d.pt", tmp_path / "d.gids").table("edge_label")
-    assert table.kind == "edge"
 
 
 class Hostile:

@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -72,9 +73,14 @@ def test_sizes_are_compared_before_anything_is_written(tmp_path, capsys):
     assert "gives 4 '_N' nodes, but there are 5" in refused(capsys, tmp_path / "s", tmp_path / "x.gids")
     save_arrays(tmp_path / "s", label=np.zeros(4, int), edge_index=np.full((2, 5), (1 << 64) - 1, np.uint64))
     assert "18446744073709551615 near position 0" in refused(capsys, tmp_path / "s", tmp_path / "x.gids")
-    np.savez_compressed(tmp_path / "s.npz", feat=FEAT)
-    truncate(tmp_path / "s.npz")
-    assert "s.npz cannot be read" in refused(capsys, tmp_path / "s.npz", tmp_path / "x.gids")
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "s.npz", feat=np.random.default_rng(0).standard_normal((40, 6)))
+        data = (tmp_path / "s.npz").read_bytes()
+        (tmp_path / "s.npz").write_bytes(data[: len(data) // 2] + data[len(data) // 2 + 50 :])
+        error = refused(capsys, tmp_path / "s.npz", tmp_path / "x.gids")
+        assert re.search(r"s\.npz(, member feat\.npy,)? cannot be read", error)
+        truncate(tmp_path / "s.npz")
+        assert "s.npz cannot be read" in refused(capsys, tmp_path / "s.npz", tmp_path / "x.gids")
 
 
 def test_text_without_pyarrow_says_what_to_install(tmp_path, capsys, monkeypatch):
