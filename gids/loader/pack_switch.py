@@ -19,13 +19,13 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.epoch_stream import NO_MEMORY, EpochStream, Failed, Sampled, forgetting
 from gids.loader.learned import Choice, NextEpoch
 from gids.loader.memory import page_bytes_read, rows_read
-from gids.loader.observer import Observers
 from gids.loader.pack_chooser import EARLY, PackChooser
 from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
 from gids.loader.row_source import EpochInput
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import Layout, Reads, ScratchFull, Superbatch
+from gids.profiling import stage
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
@@ -83,7 +83,6 @@ class PackSwitch(Generic[T]):
         packs: PackReads,
         *,
         seconds: dict[str, float],
-        observers: Observers,
         prepared: NextEpoch | None = None,
     ) -> None:
         self._source, self._epoch, self._loader, self._packs = source, epoch, loader, packs
@@ -98,7 +97,7 @@ class PackSwitch(Generic[T]):
         self._base = 0  # minibatches before the first superbatch
         self._begun = self._at_random = False
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
-        self._seconds, self._observers = seconds, observers
+        self._seconds = seconds
         self._superbatch: Superbatch | None = None  # that is trained
         self._sampled: SampledAhead[T] | None = None  # its minibatches
         self._next: Superbatch | None = None  # that is swept
@@ -301,7 +300,7 @@ class PackSwitch(Generic[T]):
             if self._size or self._agree(sampled):
                 sampled.sample()
                 begun = time.perf_counter()
-                with self._observers.stage("plan"):
+                with stage("plan"):
                     layout = self._chooser.choose(sampled, self._left(sampled))
                 packs.seconds["cut"] += time.perf_counter() - begun
             if layout is None:
@@ -358,7 +357,6 @@ class PackSwitch(Generic[T]):
                 self._ids_of,
                 self._epoch.bytes_of,
                 packs,
-                self._observers,
                 self._seconds,
                 first=first,
                 base=base if next_epoch is None else 0,
@@ -425,7 +423,7 @@ class PackSwitch(Generic[T]):
                 while self._ahead is not None and not self._ahead.full and not superbatch.ready:
                     self._ahead.sample(1)
                 begun = time.perf_counter()
-                with self._observers.stage("sweep"):
+                with stage("sweep"):
                     if self._together is not None:
                         self._together.wait_for(lambda: superbatch.ready)
                         packs.seconds["sweep"] += time.perf_counter() - begun
@@ -436,9 +434,7 @@ class PackSwitch(Generic[T]):
                 return self._random(stream, first)
         self._superbatch = superbatch
         reader = PackReader(superbatch)
-        minibatches = reader.minibatches()
-        # Only who observes reads ids at once; features are read in the order of the device's stream.
-        stream.read(reader, packs.settled(minibatches) if self._observers.any else minibatches)
+        stream.read(reader, reader.minibatches())
         self._choice = choice = self._learned.choices[-1]
         choice.superbatches += 1
         choice.packs += superbatch.pack_count

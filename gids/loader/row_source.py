@@ -30,9 +30,9 @@ from gids.closing import Closing, OwnLock
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
 from gids.io.disks import device_of
-from gids.loader.observer import PRESENT, Stats, added
 from gids.loader.options import Options
 from gids.loader.ranks import Ranks, local_ranks
+from gids.loader.stats import PRESENT, Stats, added
 from gids.packs import Scratch, find_scratch
 from gids.sampler import Minibatch, Topology
 from gids.sizes import format_bytes

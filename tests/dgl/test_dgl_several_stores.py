@@ -91,7 +91,8 @@ def test_gids_feats_are_looked_for_in_all_stores(several):
         loader.close()
 
 
-def with_columns_of_both(subgraph, indices):
+def with_columns_of_both(graph, indices):
+    subgraph = graph.subgraph(indices)
     for key in ("feat", "added"):
         subgraph.ndata[key] = dgl.LazyFeature(key)
     return subgraph
@@ -114,32 +115,23 @@ def twin(homogeneous, tmp_path):
     )
 
 
-def test_a_column_that_two_stores_have_is_refused_until_one_is_chosen(homogeneous, twin):
+def test_a_column_that_two_stores_have_is_the_first_ones_unless_another_is_given(homogeneous, twin):
     sampler = NeighborSampler([3], prefetch_node_feats=["feat"])
     both = [homogeneous.path, twin]
-    for options in ({}, {"gids_feats": ["feat"]}, {"gids_feats": ["_N.feat"]}):
-        with pytest.raises(ValueError, match=r"'_N.feat' of small.gids or '_N.feat' of twin.gids: give"):
-            gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=both, **options)
-    for sign, store in ((1, homogeneous.store), (-1, twin)):
-        loader = gids.dgl.DataLoader(
-            homogeneous.graph, homogeneous.seeds, sampler, gids=both, gids_feats=[store.table("feat")]
-        )
-        input_nodes, _, blocks = next(iter(loader))
-        expected = sign * homogeneous.columns["node", "_N", "feat"][input_nodes]
-        assert model.bits(blocks[0].srcdata["feat"]) == model.bits(expected)
-        loader.close()
+    for sign, options in (
+        (1, {}),
+        (1, {"gids_feats": "feat"}),
+        (-1, {"gids_feats": [twin.table("feat")]}),
+        (-1, {"gids": [twin, homogeneous.path]}),
+    ):
+        given = {"gids": both, **options}
+        with gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, **given) as loader:
+            input_nodes, _, blocks = next(iter(loader))
+            expected = sign * homogeneous.columns["node", "_N", "feat"][input_nodes]
+            assert model.bits(blocks[0].srcdata["feat"]) == model.bits(expected)
     two = [store.table("feat") for store in (homogeneous.store, twin)]
-    with pytest.raises(ValueError, match=r"or '_N.feat' of twin.gids"):
+    with pytest.raises(ValueError, match="two tables are called '_N.feat'"):
         gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=both, gids_feats=two)
-
-
-def test_an_equal_column_that_nobody_asks_for_harms_nobody(homogeneous, twin):
-    sampler = NeighborSampler([3], prefetch_edge_feats=["weight"])
-    loader = gids.dgl.DataLoader(
-        homogeneous.graph, homogeneous.seeds, sampler, gids=[twin, homogeneous.path], batch_size=50
-    )
-    for batch in loader:
-        assert model.assert_rows_equal_source(batch, homogeneous) == 1
 
 
 def test_the_same_dataset_twice_is_one(homogeneous):
@@ -152,11 +144,12 @@ def test_the_same_dataset_twice_is_one(homogeneous):
 
 def test_a_feature_missing_from_every_store_is_an_error(homogeneous, twin):
     both = [homogeneous.path, twin]
-    where = r"in small.gids and twin.gids \(has '_N.feat', '_N._E._N.weight', '_N.feat'\)"
     sampler = NeighborSampler([3], prefetch_node_feats=["colour"])
-    with pytest.raises(KeyError, match=rf"'colour' of type '_N' is neither {where} nor in the graph"):
+    with pytest.raises(
+        KeyError, match=r"'colour' of type '_N' is neither in the dataset \(has '_N.feat', .*nor"
+    ):
         gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=both)
-    with pytest.raises(KeyError, match=f"no table 'colour' {where}"):
+    with pytest.raises(KeyError, match="no table 'colour' in small.gids"):
         gids.dgl.DataLoader(
             homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), gids=both, gids_feats=["colour"]
         )

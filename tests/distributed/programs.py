@@ -26,7 +26,6 @@ from open_options import tuned
 import gids.distributed
 from gids.distributed.group import Group
 from gids.distributed.sampling import GroupSampling, whole_graphs
-from gids.loader.observer import Observer
 from gids.loader.ranks import Ranks
 from gids.sampler import Block, LocalityBias, Minibatch, Neighbor, Sampler, Topology
 from gids.store import Graph
@@ -308,14 +307,10 @@ def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
         loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True)
         features, wanted = loader.feature_loader, torch.zeros(table_rows, dtype=torch.bool)
 
-        class Wanted(Observer):
-            def entered(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
-                wanted[ids[table.name]] = True
-
-        with features.observe(Wanted()):
-            for _ in range(2):
-                for minibatch in loader:
-                    assert same_bits(minibatch.features[table.name], table.read_rows(minibatch.input_nodes))
+        for _ in range(2):
+            for minibatch in loader:
+                wanted[minibatch.input_nodes] = True
+                assert same_bits(minibatch.features[table.name], table.read_rows(minibatch.input_nodes))
         owners = source.owners_of(table)
         of_pages = torch.from_numpy(owners.held)[torch.arange(table_rows) // table.rows_per_page]
         cached = features.cached_rows(table.name)
