@@ -53,8 +53,8 @@ from scale import Model, Plan, Rates, predict
 import gids.distributed
 from gids.bench.sampling import make_sampler
 from gids.convert.synthetic import GraphSpec
-from gids.distributed.group import Group
 from gids.io import drop_page_cache
+from gids.loader.ranks import Group
 from gids.sampler import Ladies, Sampler
 from gids.store import FeatureStore
 from gids.write.partition import partition
@@ -87,7 +87,7 @@ class Exchanges:
     @contextmanager
     def watched(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for name in ("exchange", "most", "wait_for", "start_rows", "start_most"):
+            for name in ("exchange", "most", "meet", "wait_for", "start_rows"):
                 stack.enter_context(patch.object(Group, name, self._timed(getattr(Group, name))))
             yield
 

@@ -338,8 +338,7 @@ class FeatureLoader(Closing):
             minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches),
             self._through(epoch),
             epoch.ids_of,
-            # Together, a stream ends with its superbatch.
-            count=epoch.count if epoch.together is None else None,
+            count=epoch.count,
             begin=partial(self._begin, epoch),
             aside=partial(self._through, epoch),
             check=self.check_device,
@@ -402,7 +401,7 @@ class FeatureLoader(Closing):
         """Let a stream read by packs where that is faster, if it may."""
         packs = self._packs
         prepared = packs.prepared(epoch.learned, epoch.minibatches)
-        if epoch.packs and self.may_use_packs(epoch.learned, epoch.count):
+        if self.may_use_packs(epoch.learned, epoch.count):
             source = stream.source if prepared is None else prepared.source
             switch = PackSwitch(
                 source,

@@ -38,9 +38,6 @@ _BESIDE = 8
 _SPOOL_SHARE = 8
 """The minibatches take at most an eighth of the scratch."""
 
-_ROOM = 0.75
-"""The share of the bytes for minibatches that is planned for: some are larger than the first ones."""
-
 
 class Background:
     """What must be closed of minibatches that are sampled ahead. Refers to no sampler, which may refer to the
@@ -124,13 +121,6 @@ class SampledAhead(Generic[T]):
             or len(self.spool) >= self.most
             or (len(self.spool) > 0 and self.spool.bytes_written >= self._most_bytes)
         )
-
-    @property
-    def room(self) -> int:
-        """About how many minibatches like these the spool has room for."""
-        if self.held:
-            return len(self.spool)
-        return int(_ROOM * self._most_bytes * len(self.spool) / max(1, self.spool.bytes_written))
 
     @property
     def counts_bytes(self) -> int:
