@@ -231,8 +231,8 @@ class TextTable(ArrowTable):
         names = [name for name in self._layouts[0].names if not name.startswith(_UNNAMED)]
         blocks = self._blocks(self._files[0], self._layouts[0], texts, names)
         first = next(blocks, None)
-        found = {} if first is None else {field.name: str(field.type) for field in first.schema}
-        kinds = {n: k if k in ("int64", "bool") else str(self._floats) for n, k in found.items()}
+        guessed = {} if first is None else {field.name: str(field.type) for field in first.schema}
+        kinds = {n: k if k in ("int64", "bool") else str(self._floats) for n, k in guessed.items()}
         if first is None:
             kinds = dict.fromkeys(names, "int64")
         kinds |= texts
