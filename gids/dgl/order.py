@@ -114,7 +114,7 @@ def _topology(graph: Any, relation: Relation) -> Graph:
 def _is_identity(ids: torch.Tensor) -> bool:
     return all(
         torch.equal(on_host(part).long(), torch.arange(start, start + len(part)))
-        for start, part in zip(range(0, len(ids), _CHUNK), ids.split(_CHUNK), strict=False)
+        for start, part in zip(range(0, len(ids), _CHUNK), torch.split(ids, _CHUNK), strict=False)
     )
 
 
@@ -171,7 +171,7 @@ def _are_edges(
     if one_type and len(missed):
         hit[missed], reversed_ = _search(dst[missed], src[missed], ids[missed], stored, by_id)
         searched[missed] &= reversed_
-    return hit[hit | searched]
+    return np.compress(hit | searched, hit)
 
 
 def _search(

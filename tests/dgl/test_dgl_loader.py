@@ -489,7 +489,7 @@ def test_features_of_another_graph_are_refused(homogeneous, heterogeneous, sampl
         gids.dgl.DataLoader(other, homogeneous.seeds, sampler, gids=homogeneous.path)
     options = {"gids": heterogeneous.path, "gids_feats": ["paper.feat"]}
     with pytest.raises(ValueError, match=r"node type 'paper', which the graph does not have \(has '_N'\)"):
-        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, **options)
+        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), **options)
 
 
 def test_a_subgraph_with_all_nodes_fits(homogeneous):
