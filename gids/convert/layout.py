@@ -22,20 +22,15 @@ from gids.errors import FormatError
 from gids.store.geometry import DEFAULT_PAGE_BYTES, SECTOR_BYTES, SHORT_ROW_BYTES, Geometry, best_page_bytes
 from gids.store.table import Table
 from gids.write.dataset_writer import DatasetWriter
-from gids.write.row_order import check_memory, co_read_order, community_order, degree_order
+from gids.write.row_order import check_memory, community_order, degree_order
 
 if TYPE_CHECKING:
     from gids.convert.run import Options
 
-ORDERS = ("original", "degree", "community", "trace")
+ORDERS = ("original", "degree", "community")
 _FILE_BYTES = 8192
 
 Compute = Callable[[], np.ndarray]
-ReadRows = Callable[[str, int], Callable[[], Iterable[np.ndarray]] | None]
-"""(table, number of rows) -> a function that returns the rows of each minibatch of a trace, int64[n].
-
-None for an unknown table. Raises FormatError for a table of another size, and for a trace of pages.
-"""
 
 
 @dataclass(frozen=True)
@@ -145,25 +140,13 @@ class RowOrders:
 
         method: of order_of.
         """
-        options, writer, name, count = self.options, self.writer, table.name, table.rows.shape[0]
+        writer, name, count = self.writer, table.name, table.rows.shape[0]
         if method is None:
             return None
         if method == "stored":
             assert table.stored is not None
             stored = table.stored.order
             return None if stored is None else lambda: stored
-        if method == "trace":
-            assert options.read_rows is not None
-            if (minibatches := options.read_rows(name, count)) is None:
-                self.say(f"{name} is in the order of its ids: the trace has no rows of this table")
-                return None
-            return self._within_memory(
-                method,
-                count,
-                lambda: co_read_order(
-                    minibatches, count, writer.scratch, options.memory_bytes, workers=options.workers
-                ),
-            )
         assert isinstance(table.type, str)
         if (first := self._written.setdefault(table.type, name)) != name:
             order = writer.order(first)
@@ -190,11 +173,9 @@ class RowOrders:
         return checked
 
 
-def check_order(method: str | None, read_rows: ReadRows | None, source: Source) -> None:
-    """Raise FormatError for an unknown order, or if its trace or graph is missing."""
+def check_order(method: str | None, source: Source) -> None:
+    """Raise FormatError for an unknown order, or if its graph is missing."""
     if method is not None and method not in ORDERS:
         raise FormatError(f"unknown order {method!r}; choose {', '.join(ORDERS)}")
-    if method == "trace" and read_rows is None:
-        raise FormatError("--order trace needs a recorded trace: give --order trace:FILE")
     if method in ("degree", "community") and not source.graphs:
         raise FormatError(f"--order {method} needs a graph, and the source has none: use --order original")

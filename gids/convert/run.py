@@ -14,7 +14,7 @@ import torch
 
 from gids.convert.edges import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.convert.labels import describe_times, masks_to_splits, normalised, random_split
-from gids.convert.layout import PageSizes, ReadRows, RowOrders, check_order, direct_alignment, order_of
+from gids.convert.layout import PageSizes, RowOrders, check_order, direct_alignment, order_of
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.untrusted import from_library
@@ -40,7 +40,7 @@ class Options:
     A gids dataset keeps what is None. page_bytes: of all tables; None: chosen by row, see layout.py.
     stripe: a directory per shard. dtypes: table name or key ("" for all others) -> type to cast to. scales:
     the same -> "row" (default) or "column", for floating tables cast to int8. order: of rows that share
-    pages, see layout.py; read_rows: for order "trace". index_dtype: "int64" (default), "int32" or "auto"
+    pages, see layout.py. index_dtype: "int64" (default), "int32" or "auto"
     (int32 where it fits). reverse_edges, self_loops: see edges. sort_neighbors, dedup: see
     DatasetWriter.write_edges. times: store the times of nodes and edges, and sort edges by them. split:
     fractions of train, val and test for labels without splits; (): no random split; None: DEFAULT_SPLIT.
@@ -52,7 +52,6 @@ class Options:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)
     order: str | None = None
-    read_rows: ReadRows | None = None
     index_dtype: str | None = None
     keep_edge_ids: bool = True
     reverse_edges: bool = False
@@ -78,7 +77,7 @@ _EDGE_OPTIONS = ("reverse_edges", "self_loops", "sort_neighbors", "dedup")
 _CHANGES_DEGREES = ("reverse_edges", "self_loops", "dedup")
 DEFAULT_SPLIT = (0.6, 0.2, 0.2)
 _TIME_BYTES = 8  # per edge, in the dataset, and also in a scratch file
-_FREE = ("read_rows", "workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
+_FREE = ("workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
 _OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids", "times": "--no-times"}
 
 
@@ -252,7 +251,7 @@ class _Conversion:
     def __post_init__(self) -> None:
         source, options = self.source, self.options
         self._check_edges()
-        check_order(options.order, options.read_rows, source)
+        check_order(options.order, source)
         names = {n for t in source.tables for n in (t.name, t.key)}
         for option, chosen in (("--dtype", options.dtypes), ("--scale", options.scales)):
             for name in chosen:

@@ -179,14 +179,6 @@ class FeatureStore:
         wanted = (kind, type_, key)
         return next((t for t in self.tables.values() if (t.kind, t.type, t.key) == wanted), None)
 
-    def is_same_dataset(self, other: FeatureStore) -> bool:
-        """Whether a store has the same path, and the dataset was not replaced between the two.
-
-        Heat and tables may have been added.
-        """
-        mine, theirs = self.locate.contents, other.locate.contents
-        return self.path == other.path and all(mine[name] == theirs[name] for name in mine.keys() & theirs)
-
     def reopen(self) -> FeatureStore:
         """Open the dataset again, to see tables and heat that were added since."""
         return FeatureStore(self.path, allow_dirs=self._allow_dirs)

@@ -188,9 +188,8 @@ def _restrict(s: Scenario, r: random.Random) -> None:
             s.error = None
     if s.kind.startswith("PyG"):
         s.labels = True
-        if s.odd:
-            s.foreign = s.error = None
-        if s.foreign is None and s.sampler == "induced" and s.device == "cuda":
+        s.foreign = s.odd = s.error = None
+        if s.sampler == "induced" and s.device == "cuda":
             s.sampler = "neighbor"
     if s.kind in ("NodeLoader", "EdgeLoader"):
         if s.foreign in ("derived", "mutable"):
