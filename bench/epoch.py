@@ -7,9 +7,9 @@
 Baselines map the dataset's shards, whose rows are aligned to pages: stock DGL with these in ``g.ndata`` and
 Linux's default read-ahead of 128 KiB (set if permitted), and the same with MADV_RANDOM, which few users set.
 They are stopped after a minute and compared by rows per second. All sides have the same graph, seeds, sampler
-and model, and run in fresh processes with a cold page cache. Their memory, page cache included, is limited to
-what they use before they open the features, plus the memory of a trial training, plus a quarter of the
-features. Sides run in alternating order; results are medians. A side of stock that fails is omitted. The
+and model, and run in fresh processes with a cold page cache. gids gets memory for a quarter of the features.
+Stock gets as much for its process, page cache included, or what the process of gids grew by, if that is more.
+Sides run in alternating order; results are medians. A side of stock that fails is omitted. The
 epoch is measured from opening the features to the last step. Rows of all minibatches are compared with the
 dataset. The limit of any loader is printed too: the greater of the time that the device needs for gids' reads
 and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
@@ -28,14 +28,22 @@ from pathlib import Path
 from statistics import median
 
 from graphs import convert, make_dataset
-from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, disk_rates, read_ahead
+from harness import (
+    DEFAULT_READ_AHEAD_BYTES,
+    Figures,
+    Script,
+    alternate,
+    disk_rates,
+    read_ahead,
+    read_ahead_bytes,
+)
 
 from gids.bench.bandwidth import random_reads
-from gids.bench.epoch import ADVISED, OURS, PLAIN, comparable
+from gids.bench.epoch import comparable
+from gids.bench.isolation import why_no_limit
+from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader.stats import describe_choices
-from gids.measure.isolation import read_ahead_bytes
-from gids.measure.sides import Comparison, EpochConfig, EpochResult, why_no_limit
 from gids.store import FeatureStore, Table
 
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
@@ -69,7 +77,7 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
     """Returns the results, and the read-ahead in bytes of stock DGL without advice."""
     memory_bytes = max(int(args.size_gb * 1e9 / 4), 384 << 20 if args.small else 0)
     ours = EpochConfig(
-        side="gids",
+        side=OURS,
         dataset=str(store.path),
         tables=tuple(store.tables),
         target="paper" if args.hetero else "",
@@ -79,8 +87,7 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
         batches=args.batches,
         seed=args.seed,
         memory_bytes=memory_bytes,
-        gids_memory_bytes=memory_bytes,
-        reads=args.reads,
+        source={"reads": args.reads},
     )
     for table in store.tables.values():
         print(f"{table.name}: {table.row_count:,} rows of {table.row_bytes} B")
@@ -88,13 +95,12 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
     limit = f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"
     print(f"{os.cpu_count()} cores; {limit}", flush=True)
     comparison = Comparison(limited=not no_limit, say=print)
-    stock = replace(ours, side="stock", most_seconds=STOCK_S)
-    configs = {OURS: ours, ADVISED: replace(stock, random_access=True)}
+    configs = {OURS: ours, ADVISED: replace(ours, side=ADVISED, most_seconds=STOCK_S)}
     if not args.small:  # most of the time goes into the start of processes
-        configs[PLAIN] = replace(stock, random_access=False)
+        configs[PLAIN] = replace(ours, side=PLAIN, most_seconds=STOCK_S)
     folder = Path(store.path)
     with read_ahead(folder, DEFAULT_READ_AHEAD_BYTES):  # MADV_RANDOM and gids do without
-        sides = {name: partial(comparison.run, name, config) for name, config in configs.items()}
+        sides = {name: partial(comparison.run, config) for name, config in configs.items()}
         return alternate(sides, args.rounds), read_ahead_bytes(folder)
 
 
@@ -175,7 +181,7 @@ def epoch(args: argparse.Namespace, figures: Figures) -> int:
         runs = [run for results in rounds.values() for run in results if run is not None]
         report(args, figures, rounds, around)
         if not args.hetero:
-            report_limits(args, figures, [run for run in runs if run.side == "gids"], store.table("feat"))
+            report_limits(args, figures, [run for run in runs if run.side == OURS], store.table("feat"))
     finally:
         if not args.keep:
             shutil.rmtree(directory)

@@ -15,12 +15,14 @@ that, minibatches of the loaders are compared bit for bit with each other and wi
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from statistics import median_low
 from typing import Any
 
@@ -33,9 +35,9 @@ from sage import Training
 
 import gids.io
 from gids import NodeLoader
+from gids.bench.features import map_array
+from gids.bench.isolation import MemoryGroup
 from gids.convert.synthetic import GraphSpec
-from gids.measure.features import map_array
-from gids.measure.isolation import MemoryGroup
 from gids.sampler import Minibatch, Neighbor, Topology
 from gids.store.names import RELATION
 
@@ -121,6 +123,20 @@ def training(bench: Bench) -> None:
     bench.figures.add("cuda, memory as stats() lists it", sum(stats["memory"].values()) / 1e6, "MB")
 
 
+@contextmanager
+def joined(group: Path, limit_bytes: int) -> Iterator[None]:
+    """This process is in a memory control group (version 1), and may take so many bytes more there.
+
+    Raises OSError for a group of version 2.
+    """
+    (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+
+
 class Comparison:
     """The sides of the comparison; each call is one run."""
 
@@ -162,8 +178,8 @@ class Comparison:
 
         with ExitStack() as limited:
             try:
-                group = limited.enter_context(MemoryGroup("gids-bench"))
-                limited.enter_context(group.joined(self._cache_bytes + (1 << 30)))
+                group = limited.enter_context(MemoryGroup())
+                limited.enter_context(joined(group.path, self._cache_bytes + (1 << 30)))
             except OSError as error:
                 print(f"the page cache is not limited: {error}", flush=True)
             return self._run(minibatches(), dict)

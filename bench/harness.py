@@ -1,6 +1,6 @@
 """Code that benchmarks share: options, alternating repeats, results, files with known contents.
 
-gids.measure has fresh processes, a cold page cache, memory limits; gids.bench.bandwidth the disk's rate.
+gids.bench has fresh processes, a cold page cache, memory limits, and the disk's rate by random reads.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ import numpy as np
 from report import markdown, measured, target
 
 import gids.io
+from gids.bench.isolation import MemoryGroup, run_fresh, why_no_limit
+from gids.bench.machine import this_machine, versions
 from gids.cli.arguments import integers as integers
-from gids.measure.isolation import MemoryGroup, run_fresh
-from gids.measure.machine import this_machine, versions
-from gids.measure.sides import why_no_limit
 
 T = TypeVar("T")
 Question = Callable[[argparse.Namespace, "Figures"], int | None]
@@ -157,7 +156,7 @@ class Figures:
         self._run = {
             "command": f"bench/{Path(sys.argv[0]).name} {options}".strip(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": this_machine().as_json(),
+            "machine": this_machine(),
             "versions": versions(),
         }
 
@@ -220,7 +219,7 @@ def run_limited(module: str, config: Mapping[str, Any], **options: Any) -> dict[
     The process can limit its memory if "limited" is true in the config that it gets.
     """
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    with nullcontext() if why_no_limit() else MemoryGroup("gids-bench") as group:
+    with nullcontext() if why_no_limit() else MemoryGroup() as group:
         return run_fresh(module, {**config, "limited": group is not None}, group=group, **options)
 
 
@@ -292,10 +291,9 @@ def check_pages(pages: np.ndarray, contents: np.ndarray) -> None:
 def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
     """Let the kernel read this much around a missing page of mapped files on path's disk.
 
-    Needs root; otherwise changes nothing. gids.measure.isolation.read_ahead_bytes gives the value in use.
+    Needs root; otherwise changes nothing.
     """
-    device = path.stat().st_dev
-    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    setting = _read_ahead_setting(path)
     try:
         before = setting.read_text()
         setting.write_text(str(size_bytes >> 10))
@@ -306,3 +304,16 @@ def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
         yield
     finally:
         setting.write_text(before)
+
+
+def read_ahead_bytes(path: Path) -> int | None:
+    """Bytes that the kernel reads around a missing page of a mapped file by default. None: unknown."""
+    try:
+        return int(_read_ahead_setting(path).read_text()) * 1024
+    except OSError:
+        return None
+
+
+def _read_ahead_setting(path: Path) -> Path:
+    device = path.stat().st_dev
+    return Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")

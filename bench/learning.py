@@ -15,12 +15,12 @@ from itertools import islice
 
 import numpy as np
 import torch
+from curves import layers_of
 from graphs import graph_of
 from sage import GraphSage, Training
 
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.sampler import Minibatch, Sampler, Topology
-from gids.scale.curves import layers_of
 
 HIDDEN = 64
 

@@ -36,10 +36,10 @@ from graphs import make_dataset
 from harness import Figures, Script, alternate
 
 import gids
+from gids.bench.features import map_array
 from gids.bench.plot import plot_curves
 from gids.convert.synthetic import GraphSpec
 from gids.io import drop_page_cache
-from gids.measure.features import map_array
 from gids.sampler import Neighbor
 from gids.store import FeatureStore
 

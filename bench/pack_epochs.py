@@ -29,9 +29,9 @@ from sage import Training
 
 import gids
 import gids.io
+from gids.bench.features import KeptRows
+from gids.bench.isolation import cpu_seconds, device_bytes_read
 from gids.convert.synthetic import GraphSpec
-from gids.measure.features import KeptRows
-from gids.measure.isolation import cpu_seconds, device_bytes_read
 from gids.store import Table
 
 MOST_OVER_BOUND = 1.15

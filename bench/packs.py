@@ -31,13 +31,12 @@ from graphs import make_dataset
 from harness import Figures, Script, disk_rates, run_limited
 
 import gids.io
+from gids.bench.features import why_no_array
+from gids.bench.isolation import FreshProcessError, why_no_limit
 from gids.bench.plot import Curve, plot_curves
 from gids.cli.arguments import words
 from gids.convert.synthetic import GraphSpec
 from gids.loader.stats import describe_choices
-from gids.measure.features import why_no_array
-from gids.measure.isolation import FreshProcessError
-from gids.measure.sides import why_no_limit
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import gids
-from gids.measure.features import KeptRows, map_array
-from gids.measure.isolation import (
-    OwnPeak,
+from gids.bench.features import KeptRows, map_array
+from gids.bench.isolation import (
     cached_share,
     cpu_seconds,
     device_bytes_read,
     limit_own_memory,
-    own_memory_bytes,
-    serve,
+    resident_bytes,
 )
 from gids.store import FeatureStore, Table
 
@@ -67,7 +65,7 @@ def sampling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def dgl_graph(store: FeatureStore) -> Any:
-    from gids.measure.epoch import load_graph  # imports DGL, which takes memory
+    from gids.bench.training import load_graph  # imports DGL, which takes memory
 
     return load_graph(store)
 
@@ -94,18 +92,18 @@ def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.
 
     Sides of gids have their outputs within memory_bytes; the others get two minibatches of rows more.
     """
-    before = own_memory_bytes()
-    with OwnPeak() as peak:
-        rows = trial(config, store, ids)
-    headroom = int((1 + MARGIN) * (peak.peak_bytes - before)) + MARGIN_BYTES
+    before = resident_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    rows = trial(config, store, ids)
+    headroom = int((1 + MARGIN) * (resident_bytes("VmHWM") - before)) + MARGIN_BYTES
     if config["side"] in ("torch", "dgl"):
         headroom += 2 * rows * table.row_bytes
     topology = store.graph()
     headroom += topology.indptr.nbytes + topology.indices.nbytes  # in the page cache, or a copy for DGL
-    limit_own_memory(own_memory_bytes() + headroom + config["memory_bytes"])
+    limit_own_memory(headroom + config["memory_bytes"])
 
 
-def work(config: dict[str, Any]) -> dict[str, Any]:
+def run(config: dict[str, Any]) -> dict[str, Any]:
     """Load config["batches"] minibatches. The time is from opening the features to the last minibatch.
 
     late_s: seconds per minibatch in the second half of them, when the page cache is full.
@@ -144,11 +142,5 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
         "choices": packs.get("choices", []),
         "cached_before": cached_before,
     }
-    if config["limited"]:
-        limit_own_memory(None)  # the rest is not measured
     result["compared_rows"], result["wrong_rows"] = kept.compare(table.read_rows)
     return result
-
-
-if __name__ == "__main__":
-    sys.exit(serve(work))

@@ -26,7 +26,9 @@ its own, or also those over a fast link.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,13 +36,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from graphs import GRAPHS, Ids, Owners, OwnersOf, input_nodes, make_graph, seed_order
 from harness import Figures, Script
 
+from gids import dgl_finder
 from gids.distributed.place import Placement, Rule, place
 from gids.sampler import LocalityBias, Neighbor, Topology
 from gids.store import Graph
-from gids.write.partition.owners import find_metis, metis_owners
 
 LINKS = {"2 + 2": 2, "2 x 4": 4}
 """Ranks of each of the two groups."""
@@ -73,8 +76,25 @@ def metis(graph: Graph, parts: int) -> Owners:
     both = np.unique(np.concatenate([targets * count + sources, sources * count + targets]))
     of_edges, neighbors = np.divmod(both, count)
     starts = np.searchsorted(of_edges, np.arange(count + 1))
-    kinds = np.zeros(count, np.uint8)
-    return metis_owners(find_metis(), (starts, neighbors), kinds, in_edges, parts).astype(np.uint8)
+    if parts == 1:
+        return np.zeros(count, np.uint8)
+    find = _by_pymetis if importlib.util.find_spec("pymetis") else _by_dgl
+    return np.asarray(find(starts, neighbors, in_edges, parts)).astype(np.uint8)
+
+
+def _by_pymetis(starts: Ids, neighbors: Ids, in_edges: Ids, parts: int) -> Any:
+    weights = 500 + in_edges * 500 * len(in_edges) // max(1, int(in_edges.sum()))  # 1000 on average
+    pymetis: Any = importlib.import_module("pymetis")
+    arrays = {"xadj": starts.tolist(), "adjncy": neighbors.tolist(), "vweights": weights.tolist()}
+    return pymetis.part_graph(parts, **arrays)[1]
+
+
+def _by_dgl(starts: Ids, neighbors: Ids, in_edges: Ids, parts: int) -> Any:
+    dgl = dgl_finder.import_dgl()
+    arrays = (torch.from_numpy(a) for a in (starts, neighbors, np.empty(0, np.int64)))
+    graph = dgl.graph(("csc", tuple(arrays)))
+    with contextlib.redirect_stdout(io.StringIO()):  # DGL prints how long each step takes
+        return dgl.metis_partition_assignment(graph, parts, balance_edges=True).numpy()
 
 
 def placements(

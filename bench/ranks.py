@@ -19,7 +19,7 @@ milliseconds of a minibatch, the mean over ranks: exchange is the time in exchan
 included, and of gradients; sample is the rest of next(). Some rows are compared with the dataset. Counts are
 of a rank and minibatch.
 
-The second table has what `gids scale` predicts beside what is measured, for samplers whose curves it has. It
+The second table has what scale.py predicts beside what is measured, for samplers whose curves it has. It
 predicts from counts of this graph and from rates that are measured: of the disk and the cores, which ranks
 divide, and of exchanges between as many ranks. Its caches hold the pages with the most heat, where the
 measured ones start empty; its stages overlap, and calls of Python, torch and gloo take no time.
@@ -44,9 +44,11 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from curves import Curves, Setting, measure
 from graphs import make_dataset
 from harness import Figures, Script
 from sage import GraphSage
+from scale import Model, Plan, Rates, predict
 
 import gids.distributed
 from gids.bench.sampling import make_sampler
@@ -54,8 +56,6 @@ from gids.convert.synthetic import GraphSpec
 from gids.io import drop_page_cache
 from gids.loader.ranks import Group
 from gids.sampler import Ladies, Sampler
-from gids.scale import Curves, Rates, Setting, measure, predict
-from gids.scale.model import Model, Plan
 from gids.store import FeatureStore
 from gids.write.partition import partition
 
@@ -330,7 +330,7 @@ def ranks(args: argparse.Namespace, figures: Figures) -> None:
             print(f"{size} ranks: done", flush=True)
     table = [asdict(case) | row for case, row in by_case.items()]
     figures.table("milliseconds and counts of a minibatch, by way", table)
-    figures.table("a minibatch as `gids scale` predicts it, and as measured", predictions)
+    figures.table("a minibatch as bench/scale.py predicts it, and as measured", predictions)
     for count in args.ranks:
         for sampler in LADIES:
             if layerwise := by_case.get(Case("parts", count, sampler=sampler)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 
 import gids
-from gids.measure.features import map_array
-from gids.measure.isolation import limit_own_memory, resident_bytes, serve
+from gids.bench.features import map_array
+from gids.bench.isolation import limit_own_memory, resident_bytes
 
 Config = dict[str, Any]
 Rows = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -103,16 +102,12 @@ def pipe(config: Config, memory_bytes: int) -> Rows:
     return ((each.input_nodes, each.node_features["feat"]) for each in gb.DataLoader(fetched))
 
 
-def work(config: Config) -> dict[str, float]:
+def run(config: Config) -> dict[str, float]:
     torch.set_num_threads(config["threads"])
     if "npy" in config:
         graphbolt()  # before the memory in use is counted
     memory_bytes = max(SMALLEST_BYTES, config["rows"] * config["dim"])  # a quarter of float32
     if config["limited"]:
-        limit_own_memory(resident_bytes("VmRSS") + memory_bytes)
+        limit_own_memory(resident_bytes("RssFile") + memory_bytes)
     rows = pipe(config, int(0.9 * memory_bytes)) if config.get("pipe") else reads(config)
     return measure(rows, config["seconds"])
-
-
-if __name__ == "__main__":
-    sys.exit(serve(work))

@@ -2,6 +2,7 @@
 
     python bench/sampling.py            # compared with DGL: 16 M edges, five minutes
     python bench/sampling.py --temporal # temporal and disjoint neighbors compared with uniform ones
+    python bench/sampling.py --bulk 16  # many minibatches in one call compared with one in each
     python bench/sampling.py --small    # seconds; only shows that it works
 
 DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), in memory, the same for all sides, with the same seeds
@@ -13,8 +14,11 @@ Temporal: Neighbor with times compared with plain Neighbor on the same graph, by
 Times of edges or of nodes, and of seeds, are uniform, so half the edges are too late on average; first it
 checks that none of these is sampled. "disjoint": trees without times.
 
+Bulk: the same minibatches, bit for bit, by sample_bulk and by single calls. With --dataset the graph is that
+of a homogeneous dataset.
+
 Every edge of some minibatches is compared with the graph first. Input nodes are unique. `bench/gpu.py
-sampling` measures a GPU, and `gids bench sampling --bulk` many minibatches per call.
+sampling` measures a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -34,7 +39,8 @@ from graphs import graph_of, rmat
 from harness import Figures, Script, alternate, integers
 
 from gids.bench.arguments import SAMPLERS
-from gids.bench.sampling import counts, make_sampler, verify
+from gids.bench.sampling import make_sampler
+from gids.loader.sampling import sample_steps
 from gids.sampler import (
     Block,
     Minibatch,
@@ -45,7 +51,7 @@ from gids.sampler import (
     sort_by_time,
 )
 from gids.sampler.forest import AnySeeds
-from gids.store import Graph
+from gids.store import FeatureStore, Graph
 
 BAR = 1.5
 TEMPORAL_BAR = 0.5
@@ -54,6 +60,8 @@ Rate = tuple[float, float]  # input nodes and edges per second
 
 
 def make_graph(args: argparse.Namespace) -> Graph:
+    if args.dataset is not None:
+        return FeatureStore(args.dataset).graph()
     indptr, indices = rmat(args.log2_nodes, args.degree, np.random.default_rng(args.seed))
     return graph_of(indptr, indices.astype(np.int64))
 
@@ -62,6 +70,34 @@ def make_seeds(args: argparse.Namespace, graph: Graph) -> list[torch.Tensor]:
     order = np.random.default_rng(args.seed + 1).permutation(graph.num_dst)
     taken = np.take(order, range(args.batches * args.batch_size), mode="wrap")
     return list(torch.from_numpy(taken).split(args.batch_size))
+
+
+def counts(minibatch: Minibatch) -> tuple[int, int]:
+    """(input nodes, edges) of all layers of a minibatch of one node type."""
+    return len(minibatch.input_nodes), sum(block.num_edges for block in blocks_of(minibatch))
+
+
+def blocks_of(minibatch: Minibatch) -> list[Block]:
+    return [block for block in minibatch.blocks if isinstance(block, Block)]
+
+
+def verify(minibatch: Minibatch) -> None:
+    """Check that every edge is in the graph (except edges of walks), and that no edge or node repeats.
+
+    Of one node type. Raises AssertionError.
+    """
+    assert isinstance(minibatch.input_nodes, torch.Tensor)
+    nodes = minibatch.input_nodes.numpy()
+    assert len(np.unique(nodes)) == len(nodes), "a node twice"
+    for block in blocks_of(minibatch):
+        graph, positions = block.graph, block.positions.numpy()
+        if not (positions >= 0).any():
+            continue  # the edges of random walks are not in the graph
+        src, dst = (nodes[ends.numpy()] for ends in block.coo())
+        assert np.array_equal(graph.indices[positions], src), "an edge that is not in the graph"
+        inside = (graph.indptr[dst] <= positions) & (positions < graph.indptr[dst + 1])
+        assert inside.all(), "an edge that is not in the graph"
+        assert len(np.unique(positions)) == len(positions), "an edge twice"
 
 
 def check(graph: Graph, minibatch: Minibatch, fanouts: list[int]) -> None:
@@ -113,7 +149,7 @@ def run_sides(
     sides: dict[str, Callable[[], Rate]],
     rounds: int,
     ratios: list[tuple[str, str]],
-    bar: float,
+    bar: float | None,
 ) -> None:
     """Add what each side samples, and the edges/s of one side over another, for the pairs of `ratios`."""
     for side in sides.values():
@@ -207,9 +243,37 @@ def compare_temporal(args: argparse.Namespace, figures: Figures) -> None:
         run_sides(figures, f"temporal, {threads_text(threads)}", sides, args.rounds, ratios, TEMPORAL_BAR)
 
 
+def compare_bulk(args: argparse.Namespace, figures: Figures) -> None:
+    graph = make_graph(args)
+    seeds, topology = make_seeds(args, graph), Topology(graph)
+    groups = [seeds[first : first + args.bulk] for first in range(0, len(seeds), args.bulk)]
+    for kind, threads in itertools.product(args.samplers, args.threads):
+        sampler = make_sampler(kind, args.fanouts, args.batch_size, threads=threads)
+
+        def bulk(number: int, group: list[torch.Tensor], sampler: Sampler = sampler) -> list[Minibatch]:
+            first = number * args.bulk
+            return sample_steps(sampler, topology, group, seed=0, epoch=0, first_step=first)
+
+        def sample(number: int, group: list[torch.Tensor], bulk: Any = bulk) -> tuple[int, int]:
+            nodes, edges = zip(*map(counts, bulk(number, group)), strict=True)
+            return sum(nodes), sum(edges)
+
+        for step, minibatch in enumerate(bulk(0, groups[0])):
+            single = sampler.sample(topology, seeds[step], step=step)
+            verify(minibatch)
+            assert torch.equal(minibatch.input_nodes, single.input_nodes), "other nodes than in a single call"
+        together = f"{args.bulk} in a call"
+        sides = {
+            together: partial(timed, sample, groups),
+            "1 in a call": partial(timed, by_gids(topology, sampler), seeds),
+        }
+        name = f"{kind}, {threads_text(threads)}"
+        run_sides(figures, name, sides, args.rounds, [(together, "1 in a call")], None)
+
+
 def sampling(args: argparse.Namespace, figures: Figures) -> None:
     args.threads = args.threads or sorted({1, torch.get_num_threads()})
-    compare = compare_temporal if args.temporal else compare_with_dgl
+    compare = compare_temporal if args.temporal else compare_bulk if args.bulk else compare_with_dgl
     compare(args, figures)
 
 
@@ -224,5 +288,8 @@ if __name__ == "__main__":
     option("rounds", 9, small=2)
     option("threads", text="numbers of threads (default: 1 and torch's)", type=integers)
     option("samplers", ["neighbor", "labor"], choices=SAMPLERS)
+    text = "compare so many minibatches in one call with one in each"
+    option("bulk", 0, text, metavar="N")
+    option("dataset", text="sample the graph of a dataset, in place of R-MAT", type=Path, metavar="DATASET")
     option("temporal", text="compare temporal with uniform neighbors", action="store_true")
     script.run(sampling)

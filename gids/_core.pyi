@@ -99,34 +99,6 @@ class HeldRows:
     @property
     def nbytes(self) -> int: ...
 
-NO_PART: int
-"""Of an item that pack() has not given to a part."""
-
-def add_weights(labels: UInt32, values: Float32, load: int, weights: Float32) -> None:
-    """weights[labels[i], load] += values[i]. weights: [count, loads]."""
-
-def pack(
-    order: UInt32, weights: Float32, totals: Float64, most: float, loads: Float64, parts: UInt16
-) -> None:
-    """Give each item in turn to the part that is best for the balance of all loads.
-
-    order: items. weights: [items, loads]. totals: [loads]. loads: [parts, loads], advanced. parts: the part
-    of each item, or NO_PART; items with a part keep it, as do those without weight, and those with more than
-    `most` times the total of a load."""
-
-def refine(
-    indptr: Int64,
-    indices: Index,
-    weights: Float32,
-    totals: Float64,
-    most: float,
-    loads: Float64,
-    parts: UInt16,
-) -> int:
-    """Each node moves to the part of most of its in-neighbors, if no load there exceeds `most` * the mean.
-
-    Returns how many moved. ValueError for a damaged topology."""
-
 # native/bind/row_order.cpp
 SLOT_BYTES: int
 """Of a record of a scattered file, before the row."""

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from gids.measure import sides
-from gids.measure.isolation import FreshProcessError
-from gids.measure.sides import EpochResult
-
-STAGES = ("sampling", "reading", "gather", "planning", "training")
+from gids.bench import epoch, sides
+from gids.bench.isolation import FreshProcessError
+from gids.bench.sides import EpochResult
 
 
 def epoch_result(side: str, **values: Any) -> EpochResult:
@@ -21,15 +19,13 @@ def epoch_result(side: str, **values: Any) -> EpochResult:
     usual = {
         "seconds": 2.0,
         "cpu_seconds": 1.0,
-        "stages": dict.fromkeys(STAGES, 0.3),
+        "stages": {"loading": 0.3, "training": 0.3},
         "batches": 6,
         "rows": 600,
         "read_bytes": 10**6,
         "hit_ratio": 0.25,
         "base_rss_bytes": 1,
         "peak_rss_bytes": 2,
-        "memory_limit_bytes": None,
-        "headroom_bytes": 70 << 20,
         "compared_rows": 32,
         "wrong_rows": 0,
         "cached_before": 0.0,
@@ -37,23 +33,42 @@ def epoch_result(side: str, **values: Any) -> EpochResult:
     return EpochResult(**{"side": side, **usual, **values})
 
 
+def make_up(patch: pytest.MonkeyPatch, **outcomes: Any) -> list[Mapping[str, Any]]:
+    """Replace the processes of sides: returns the configs that they get, a list that grows.
+
+    outcomes: by the first word of a side, values of its result, or an error to raise.
+    """
+    configs: list[Mapping[str, Any]] = []
+
+    def run(module: str, config: Mapping[str, Any], **options: Any) -> Any:
+        configs.append({**config, **options})
+        outcome = outcomes.get(config["side"].replace(", MADV_RANDOM", "_advised"), {})
+        if isinstance(outcome, Exception):
+            raise outcome
+        return vars(epoch_result(config["side"], **outcome))
+
+    patch.setattr(sides, "run_fresh", run)
+    patch.setattr(epoch, "why_no_limit", lambda: "")
+    return configs
+
+
 def train_here(patch: pytest.MonkeyPatch) -> None:
     """Let sides train in this process, which has imported torch and DGL, without a limit of memory.
 
-    A fresh process takes seconds to start. Stock's reading is measured for the first side of stock only.
+    A fresh process takes seconds to start.
     """
 
     def run(module: str, config: Mapping[str, Any], **_: Any) -> Any:
-        from gids.measure import epoch
+        from gids.bench import training
 
-        assert module == epoch.__name__
+        assert module == training.__name__
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return json.loads(json.dumps(epoch._run(json.loads(json.dumps(config)))))
+                return json.loads(json.dumps(training.run(json.loads(json.dumps(config)))))
             except Exception as error:
                 reason = f"failed (exit status 1): {type(error).__name__}: {error}"
                 raise FreshProcessError(f"{module} {reason}", reason) from error
 
     patch.setattr(sides, "run_fresh", run)
-    patch.setattr(sides, "why_no_limit", lambda: "this process is not limited")
+    patch.setattr(epoch, "why_no_limit", lambda: "this process is not limited")

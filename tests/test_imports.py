@@ -21,7 +21,7 @@ STORE = BASE | {"store"}
 IO = STORE | {"cuda", "io"}
 SAMPLER = IO | {"cache", "sampler"}
 LOADER = SAMPLER | {"heat", "packs", "loader"}
-MEASURE = LOADER | {"write", "inference", "dgl", "measure"}
+BENCH = LOADER | {"write", "convert", "inference", "dgl", "bench"}
 ALLOWED = {
     "__init__": BASE,
     "__main__": {"cli"},
@@ -47,10 +47,8 @@ ALLOWED = {
     "pyg": LOADER | {"pyg"},
     "lightning": LOADER,
     "graphbolt": LOADER | {"graphbolt"},
-    "measure": MEASURE,
-    "bench": MEASURE | {"convert", "bench"},
-    "scale": MEASURE | {"convert", "bench", "distributed", "scale"},
-    "cli": MEASURE | {"convert", "bench", "scale", "distributed", "cli"},
+    "bench": BENCH,
+    "cli": BENCH | {"distributed", "cli"},
 }
 """What each folder and module of gids may import of the others."""
 PUBLIC = ("distributed", "heat", "inference", "loader", "sampler", "write")

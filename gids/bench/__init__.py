@@ -1,9 +1,12 @@
-"""The measurements of ``gids bench``: a module per question, called by ``gids.cli.bench``.
+"""Comparisons and measurements: what `gids bench` and `gids quickstart` run.
 
-The module of a question has ``measure(session)``, and SETTINGS and COLUMNS, the columns of its table;
-gids.cli.bench has its options. The others:
+bandwidth.py, epoch.py and hit_ratio.py each answer one question of `gids bench`: ``measure(session)`` fills a
+Report, with SETTINGS and COLUMNS for its table. The others:
 
-    arguments.py                   checks of arguments
-    report.py, text.py, plot.py    the result; the table; the plot
+    report.py, text.py, plot.py    the result as JSON, text and PNG
+    arguments.py, sampling.py      what questions check in their arguments; samplers by name, and minibatches
     trace.py                       the pages of sampled minibatches, replays, Belady's MIN
+    sides.py, training.py          the sides of an epoch's comparison; one side, in its process
+    features.py, isolation.py      features as stock DGL maps them; fresh processes with bounded memory
+    machine.py                     the machine and the installed packages
 """

@@ -51,21 +51,18 @@ def changed(args: argparse.Namespace, defaults: Mapping[str, object]) -> str:
 
 
 def open_table(args: argparse.Namespace) -> tuple[FeatureStore, Table]:
-    """Open the dataset, and find the table of --table, by default the largest table of nodes."""
-    store = open_store(args)
+    """Open the dataset, and find the table of --table, by default the largest table of nodes.
+
+    Raises ValueError for a part of a dataset, and for one without a table of nodes.
+    """
+    from gids.store import FeatureStore
+    from gids.store.part import refuse_part
+
+    store = FeatureStore(Path(args.path), allow_dirs=args.allow_dir)
+    refuse_part(store, f"gids {args.command}", "measure with the whole dataset")
     if args.table is not None:
         return store, store.table(args.table)
     node_tables = [t for t in store.tables.values() if t.kind == "node"]
     if not node_tables:
         raise ValueError(f"{store.name} has no table of nodes")
     return store, max(node_tables, key=lambda t: t.page_count * t.page_bytes)
-
-
-def open_store(args: argparse.Namespace) -> FeatureStore:
-    """Open the dataset. Raises ValueError for a part of one."""
-    from gids.store import FeatureStore
-    from gids.store.part import refuse_part
-
-    store = FeatureStore(Path(args.path), allow_dirs=args.allow_dir)
-    refuse_part(store, f"gids {args.command}", "measure with the whole dataset")
-    return store

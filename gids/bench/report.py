@@ -1,4 +1,4 @@
-"""The result of a bench command: filled by the questions, written by gids.cli.bench.
+"""The result of a bench command: filled by the questions, printed and written as JSON by gids.cli.bench.
 
 docs/bench-schema.json describes the JSON, docs/bench.md the metrics.
 """
@@ -6,11 +6,9 @@ docs/bench-schema.json describes the JSON, docs/bench.md the metrics.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import json
 import os
-import re
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gids.measure.machine import this_machine, versions
+from gids.bench.machine import this_machine, versions
+from gids.bench.text import Column, aligned
 
 if TYPE_CHECKING:
     from gids.cli.progress import Progress
 
-SCHEMA_VERSION = 2
-_STREAMS = {"-": "/dev/fd/1", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
+SCHEMA_VERSION = 3
 Setting = Mapping[str, str | int | float | bool | None]
 
 
@@ -46,14 +44,21 @@ class Figure:
         values = self.values.get(metric)
         return median(values) if values else None
 
+    def cell(self, column: Column) -> str:
+        middle = self.median(column.metric)
+        if middle is None:
+            return "-"
+        values = self.values[column.metric]
+        if not column.spread or len(values) < 2:
+            return column.show(middle)
+        return f"{column.show(middle)} ({column.show(min(values))} to {column.show(max(values))})"
+
 
 @dataclass
 class Report:
-    """The result of a command.
+    """The result of a command. subject: dataset, table, sizes. notes: conditions of the measurement.
 
-    partial: "interrupted", or "time" if --seconds stopped an epoch before all was measured; else None.
-    subject: dataset, table, sizes. notes: conditions of the measurement; notes_above are printed above the
-    table.
+    partial: "interrupted", or None.
     """
 
     question: str
@@ -63,7 +68,6 @@ class Report:
     partial: str | None = None
     subject: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    notes_above: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
 
@@ -99,10 +103,10 @@ class Report:
             "seed": self.seed,
             "repeat": self.repeat,
             "partial": self.partial,
-            "machine": this_machine().as_json(),
+            "machine": this_machine(),
             "versions": versions(),
             "subject": self.subject,
-            "notes": [*self.notes_above, *self.notes],
+            "notes": self.notes,
             "answers": self.answers,
             "figures": [
                 {
@@ -115,7 +119,44 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write the JSON. Raises OSError."""
-        write_text(path, json.dumps(self.as_json(), indent=2) + "\n")
+        path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+
+    def as_text(self, settings: Mapping[str, str], columns: Sequence[Column]) -> str:
+        """The subject, the table, the answers and the notes. settings: key -> title."""
+        common = self._shared(settings)
+        facts = {key.replace("_", " "): value for key, value in self.subject.items()}
+        facts |= {settings[key]: value for key, value in common.items()}
+        parts = [f"{key} {_word(value)}" for key, value in facts.items()] + [f"seed {self.seed}"]
+        if self.repeat > 1:
+            parts.append(f"{self.repeat} repeats: medians (range)")
+        blocks = [textwrap.fill("; ".join(parts), 110)]
+        if self.measured:
+            shown = {key: title for key, title in settings.items() if key not in common}
+            blocks.append(self._table(shown, columns))
+        sentences = [*self.answers, *(f"note: {note}" for note in self.notes)]
+        blocks.append("\n".join(textwrap.fill(each, 110, subsequent_indent="  ") for each in sentences))
+        return "\n\n".join(blocks)
+
+    def _shared(self, settings: Mapping[str, str]) -> dict[str, object]:
+        """The settings, except the first one, that have the same value in all figures."""
+        same: dict[str, object] = {}
+        for key in list(settings)[1:]:
+            values = {f.setting.get(key) for f in self.measured} - {None}
+            if len(values) == 1:
+                same[key] = values.pop()
+        return same
+
+    def _table(self, settings: Mapping[str, str], columns: Sequence[Column]) -> str:
+        """A line per figure; with one setting a column per figure. Without empty columns."""
+        used = [c for c in columns if any(c.metric in f.values for f in self.measured)]
+        keys = [k for k in settings if any(f.setting.get(k) is not None for f in self.measured)]
+        rows = [[settings[k] for k in keys] + [c.title for c in used]]
+        for figure in self.measured:
+            words = [figure.setting.get(k) for k in keys]
+            rows.append(["-" if w is None else str(w) for w in words] + [figure.cell(c) for c in used])
+        if len(settings) == 1:
+            return aligned(list(zip(*rows, strict=True)), left=1)
+        return aligned(rows, left=len(keys))
 
 
 @dataclass(frozen=True)
@@ -129,34 +170,24 @@ class Session:
 
 def check_writable(path: Path) -> None:
     """Raise OSError, before the measurement, if path cannot be written. Does not change the file."""
-    folder, descriptor = path.absolute().parent, _descriptor(path)
+    folder = path.absolute().parent
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: give the name of a file in it")
+    if str(path) == "-" or folder.is_relative_to("/dev") or folder.is_relative_to("/proc"):
+        raise PermissionError(f"{path} is not a file: give the name of a file to write")
     if not folder.is_dir():
         raise FileNotFoundError(f"no directory {folder} to write {path.name} in")
-    if descriptor is None:
-        is_writable = os.access(path if path.exists() else folder, os.W_OK)
-    else:
-        is_writable = False
-        with contextlib.suppress(OSError, OverflowError):  # it is not open
-            is_writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-    if not is_writable:
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise PermissionError(f"{path} cannot be written")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file. One that is open already, such as /dev/stdout, goes on where it is. Raises OSError."""
-    descriptor = _descriptor(path)
-    print(end="", flush=True)  # also without a stdout
-    with path.open("w") if descriptor is None else open(descriptor, "w", closefd=False) as file:
-        file.write(text)
-
-
-def _descriptor(path: Path) -> int | None:
-    """The number of an open file that a path is, such as /dev/fd/1; None: it is a path of files."""
-    is_open = re.fullmatch(r"(?:/dev|/proc/self)/fd/(\d+)", _STREAMS.get(str(path), str(path)))
-    return int(is_open[1]) if is_open else None
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
     return {"median": median(values), "least": min(values), "most": max(values), "values": list(values)}
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,19 +1,14 @@
-"""Tables of text: aligned columns, and the figures of a bench command, one line per setting.
-
-Called by gids.cli.bench, `gids partition` and `gids scale`.
-"""
+"""Tables of text: aligned columns, and numbers with fitting units. Called by `gids partition`, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from gids.bench.report import Figure
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. show: formats a number. spread: append the range over the repeats."""
+    """A column of a report. show: formats a number. spread: append the range over the repeats."""
 
     title: str
     metric: str
@@ -35,53 +30,19 @@ def ratio(value: float) -> str:
 
 def millions(value: float) -> str:
     """About three digits."""
-    scaled = value / 1e6
-    return f"{scaled:,.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f}"
+    return _three_digits(value / 1e6)
 
 
 def seconds(value: float) -> str:
     """In ns, us, ms or s."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= scale:
-            scaled = value / scale
-            return f"{scaled:.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f} {unit}"
+            return f"{_three_digits(value / scale)} {unit}"
     return f"{value / 1e-9:.0f} ns"
 
 
-def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, object]:
-    """The settings, except the first one, that have the same value in all figures."""
-    same: dict[str, object] = {}
-    for key in list(settings)[1:]:
-        values = {f.setting.get(key) for f in figures if f.values} - {None}
-        if len(values) == 1:
-            same[key] = values.pop()
-    return same
-
-
-def table(
-    figures: Sequence[Figure],
-    settings: Mapping[str, str],
-    columns: Sequence[Column],
-    *,
-    upright: bool = False,
-) -> str:
-    """A line per figure: the settings (key -> title), then the columns. Empty columns are omitted.
-
-    upright: a column per figure instead, for many columns and few figures.
-    """
-    shown = [figure for figure in figures if figure.values]
-    used = [c for c in columns if any(c.metric in f.values for f in shown)]
-    keys = [k for k in settings if any(f.setting.get(k) is not None for f in shown)]
-    rows: list[Sequence[str]] = [[settings[k] for k in keys] + [c.title for c in used]]
-    group: object = None
-    for figure in shown:
-        cells = [_setting(figure.setting.get(k)) for k in keys]
-        if len(keys) > 1 and cells[0] == group:
-            cells[0] = ""  # the same as on the line above
-        else:
-            group = cells[0]
-        rows.append(cells + [_cell(figure, column) for column in used])
-    return aligned(list(zip(*rows, strict=True)), left=1) if upright else aligned(rows, left=len(keys))
+def _three_digits(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
@@ -101,17 +62,3 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
     titles, *lines = map(line, rows)
     rule = "-" * max(map(len, [titles, *lines]))
     return "\n".join([titles, rule, *lines])
-
-
-def _setting(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _cell(figure: Figure, column: Column) -> str:
-    middle = figure.median(column.metric)
-    if middle is None:
-        return "-"
-    values = figure.values[column.metric]
-    if not column.spread or len(values) < 2:
-        return column.show(middle)
-    return f"{column.show(middle)} ({column.show(min(values))} to {column.show(max(values))})"

@@ -29,7 +29,6 @@ COMMANDS = (
     "info",
     "partition",
     "quickstart",
-    "scale",
     "verify",
 )
 

@@ -113,15 +113,12 @@ def add_allow_dir(parser: argparse._ActionsContainer) -> None:
     add_repeated(adder(parser), "--allow-dir", text, "DIR")
 
 
-def add_minibatches(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
-    """Add --fanouts and --batch-size. several: --batch-size is a list."""
+def add_minibatches(parser: argparse._ActionsContainer) -> None:
+    """Add --fanouts and --batch-size."""
     option = adder(parser)
     text = "fanout per layer; as in DGL, the last one applies to the seeds"
     option("--fanouts", fanouts, text, [10, 10, 10], "N,…")
-    if several:
-        option("--batch-size", numbers(1), "seeds per minibatch", [1024], "N,…")
-    else:
-        option("--batch-size", positive, "seeds per minibatch", 1024, "N")
+    option("--batch-size", positive, "seeds per minibatch", 1024, "N")
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import shlex
@@ -33,14 +32,13 @@ from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.convert.readers import Choices, Reader
+    from gids.convert.readers import Choices
     from gids.store import FeatureStore
 
 _MOST_NAMES = 3
-_KEYS = ("table", "shape", "labels", "num_nodes")
-"""Options of SRC that must be the same when a conversion resumes; below, fields of Options."""
 _CHANGES = ("reverse_edges", "self_loops", "sort_neighbors", "dedup", "split", "split_column", "seed")
 _OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers", "overwrite")
+"""Fields of Options."""
 
 parse_shape = checked(integers, lambda _: True, "a list of integers such as 1000000,128")
 
@@ -97,20 +95,14 @@ def _add_input(group: argparse._ActionsContainer) -> list[argparse.Action]:
 
 def add_table_input(option: Option) -> list[argparse.Action]:
     """Add the options of tables of nodes and edges with ids; return them."""
-    columns = {
-        "id": ("TYPE", "ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"),
-        "src": ("RELATION", "sources in tables of edges (default: src, source, src_id, u or from)"),
-        "dst": (
-            "RELATION",
-            "destinations in tables of edges (default: dst, destination, target, dst_id, v or to)",
-        ),
-    }
+    ids = "column of ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"
+    src = "column of sources in tables of edges (default: src, source, src_id, u or from)"
+    dst = "column of destinations in tables of edges (default: dst, destination, target, dst_id, v or to)"
     drop = "leave out edges with an id that no node has, and print their number"
     return [
-        *(
-            add_repeated(option, f"--{name}-column", f"column of {what}", f"[{kind}=]NAME")
-            for name, (kind, what) in columns.items()
-        ),
+        add_repeated(option, "--id-column", ids, "[TYPE=]NAME"),
+        add_repeated(option, "--src-column", src, "[RELATION=]NAME"),
+        add_repeated(option, "--dst-column", dst, "[RELATION=]NAME"),
         option("--drop-unknown", True, drop),
     ]
 
@@ -120,40 +112,22 @@ def has_columns(args: argparse.Namespace) -> bool:
     return bool(args.id_column or args.src_column or args.dst_column)
 
 
-def _reader_memory(reader: Reader, memory_bytes: int) -> int:
-    """The memory that a reader may use beside buffers of memory_bytes. Call it before pyarrow is imported."""
-    from gids.cache.budget import available_bytes
-    from gids.convert.readers import READER_BYTES
-
-    # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    return available_bytes() if reader.may_crash else memory_bytes + READER_BYTES
-
-
-def choices_of(args: argparse.Namespace, reader: Reader, others: Sequence[Path], **more: Any) -> Choices:
-    """What the options say to a reader of SRC and others. more: fields of Choices."""
+def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) -> Choices:
+    """What the options say to a reader. others: SRC after the first. more: fields of Choices."""
     from gids.convert.readers import Choices
 
     return Choices(
         table=args.table,
         shape=args.shape,
         skip=tuple(args.skip),
-        load_graphs=load_graphs,
         others=tuple(others),
-        memory_bytes=_reader_memory(reader, args.memory),
-        **_table_choices(args),
+        memory_bytes=args.memory,
+        id_column=_casts(args.id_column),
+        src_column=_casts(args.src_column),
+        dst_column=_casts(args.dst_column),
+        drop_unknown=args.drop_unknown,
         **more,
     )
-
-
-def _table_choices(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of Choices for the options of add_table_input."""
-    return {
-        "id_column": _casts(args.id_column),
-        "src_column": _casts(args.src_column),
-        "dst_column": _casts(args.dst_column),
-        "drop_unknown": args.drop_unknown,
-    }
 
 
 def _add_storage(option: Option) -> list[argparse.Action]:
@@ -172,10 +146,10 @@ def _add_graph(option: Option) -> list[argparse.Action]:
     option("--reverse-edges", True, "add the reverse of every edge")
     option("--self-loops", True, "give every node exactly one edge to itself")
     text = (
-        "type of node ids in the graph; auto: int32 where it is large enough (default: int64; of a dataset, "
+        "type of node ids in the graph; auto: int32 where it is large enough (default: int64; or as in SRC)"
     )
     return [
-        option("--index-dtype", ("int64", "int32", "auto"), f"{text}its own)"),
+        option("--index-dtype", ("int64", "int32", "auto"), text),
         option("--dedup", True, "remove duplicate edges; also sorts neighbors"),
         option("--sort-neighbors", True, "sort the in-edges of every node by source"),
         option("--no-times", True, "do not store times of nodes and edges, and do not sort edges by them"),
@@ -206,7 +180,6 @@ def run(args: argparse.Namespace) -> int:
     is_raw = args.shape or reader.is_raw(path)
     choices = choices_of(
         args,
-        reader,
         others,
         dtype=casts.pop("", None) if is_raw else None,
         allow_dirs=tuple(args.allow_dir),
@@ -229,13 +202,7 @@ def run(args: argparse.Namespace) -> int:
             lambda scratch: open_source(reader, path, scratch, choices),
             args.path,
             options,
-            key={
-                "--from": reader.name,
-                "--dtype of raw data": choices.dtype,
-                "--skip": args.skip,
-                **{f"--{n.replace('_', '-')}": getattr(args, n) for n in _KEYS},
-                **{f"--{n.replace('_', '-')}": value for n, value in _table_choices(args).items()},
-            },
+            key={"--from": reader.name, **choices.key()},
             say=(lambda _: None) if args.quiet else progress.say,
             warn=progress.say,
             on_stage=progress.stage,
@@ -247,17 +214,6 @@ def run(args: argparse.Namespace) -> int:
     for reminder in reminders:
         print(printable(reminder), file=sys.stderr)
     return 0
-
-
-def load_graphs(path: str) -> Any:
-    """dgl.load_graphs."""
-    try:
-        importlib.import_module("gids.dgl")  # makes DGL importable under a current torch
-        import dgl
-    except ImportError as error:
-        raise ImportError(f"{path} is a DGL graph file: install DGL to read it ({error})") from None
-    with open(path, "rb") as file:  # by number, because DGL takes only paths that are UTF-8
-        return dgl.load_graphs(f"/proc/self/fd/{file.fileno()}")
 
 
 class _List(argparse.Action):

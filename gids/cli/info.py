@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.system:
-        from gids.measure.machine import as_table, describe_system
+        from gids.cli.system import as_table, describe_system
 
         items = describe_system(args.path or Path())
         print(json.dumps([asdict(i) for i in items], indent=2) if args.json else "\n".join(as_table(items)))

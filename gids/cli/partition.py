@@ -11,6 +11,7 @@ from gids.cli.arguments import (
     add_allow_dir,
     add_memory,
     add_quiet,
+    add_repeated,
     add_workers,
     adder,
     resumable,
@@ -43,11 +44,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("dataset", metavar="DATASET", type=Path, help="a dataset")
     parser.add_argument("out", metavar="OUT", type=Path, help="the directory to make")
     option("--parts", int, "number of parts, 1 to 4096", metavar="P", required=True)
-    text = "range: equal ranges of ids. hash: at random. community: neighbors together, balanced by rows, "
-    text += "training seeds and in-edges. metis: the same by METIS, usually with fewer edges between parts, "
-    text += "but the whole graph must fit in memory; needs pymetis or DGL"
-    option("--method", ("range", "hash", "community", "metis"), text, "community")
-    option("--seed", int, "seed of --method hash", 0)
+    option("--by", ("hash", "range"), "hash: at random. range: equal ranges of ids", "hash")
+    text = ".npy file with the part of each node, 0 to P - 1, such as METIS computes, in place of --by; "
+    text += "TYPE=FILE.npy, repeated, if there are several node types"
+    add_repeated(option, "--owners", text, "FILE")
+    option("--seed", int, "seed of --by hash", 0)
     add_allow_dir(parser)
     add_workers(parser)
     add_memory(parser, kind=writer_memory)
@@ -59,12 +60,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gids.write.partition import partition
 
+    by_type = (text.partition("=") if "=" in text else ("", "", text) for text in args.owners)
+    owners = {ntype: file for ntype, _, file in by_type}
     with resumable(args.out), Progress("partition", quiet=args.quiet) as progress:
         report = partition(
             args.dataset,
             args.out,
             args.parts,
-            method=args.method,
+            method=args.by,
+            owners=owners or None,
             seed=args.seed,
             allow_dirs=args.allow_dir,
             workers=args.workers,

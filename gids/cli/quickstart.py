@@ -44,9 +44,9 @@ def add_parser(subparsers: Any) -> None:
     option("--batches", positive, "minibatches", 120, "N")
     option("--fanouts", numbers(1), "fanout per layer", [3, 3, 3], "N,…")
     option("--window", window, "minibatches that gids samples ahead, 0 to 22", 16, "N")
-    option("--reads", READS, "how gids reads: at random, by packs, or auto: the faster of the two", "auto")
-    text = "memory of each side for features; the memory of training is added (default: a quarter of the "
-    option("--memory", None, f"{text}features)", metavar="BYTES")
+    option("--reads", READS, "how gids reads, as reads= of gids.open()", "auto")
+    text = "memory for features of each side (default: a quarter of the features)"
+    option("--memory", None, text, metavar="BYTES")
     text = "stop training after about S seconds in all, and compare rows/s (default: 150; 0: no limit)"
     option("--seconds", seconds, text, 150, "S")
     option("--seed", natural, "random seed", 0)

@@ -87,7 +87,7 @@ def _compare(args: argparse.Namespace) -> int:
     path, *others = args.against
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     allow_dirs = tuple(args.allow_dir) if "--allow-dir" in reader.takes else ()
-    choices = choices_of(args, reader, others, dtype=args.dtype, allow_dirs=allow_dirs)
+    choices = choices_of(args, others, dtype=args.dtype, allow_dirs=allow_dirs)
     count, parent = 0, store.path.parent
     beside = parent if os.access(parent, os.W_OK) else None  # else in the temporary directory
     with (

@@ -19,22 +19,18 @@ import numpy as np
 import torch
 
 from gids.convert.source import described, numbers
+from gids.convert.source_files import open_zip, reading, starts_with
 from gids.convert.stream_rows import PackedRows
-from gids.convert.untrusted import at_most, check_file, open_file, open_zip, parsing, shortened, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
 from gids.store.rows import ColumnRows, FileRows, Rows, as_int64, read_range
 from gids.write.files import check_space
 
-_HEADER_MEMORY_BYTES = 64 << 20
 _COPY_BYTES = 8 << 20
-_MAX_DIMENSIONS = 32
-_MAX_ARRAY_BYTES = 1 << 62
 _ENCRYPTED = 1  # a bit of a member's flags
 _PIECE_ENTRIES = 1 << 20  # of a sparse matrix
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
-_FORM_BYTES = 64  # limit for the member with the name of the form, such as "csr"
 
 
 @dataclass(frozen=True)
@@ -60,20 +56,15 @@ class NpyHeader(NamedTuple):
 
 def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
     """The header at a file's position. Moves to the data. path: for messages. Raises FormatError."""
-    with parsing(path, "is not a valid .npy file"):
+    with reading(path):
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise FormatError(f"{path} has .npy version {version}; it must be 1.0 or 2.0")
         is_first = version == (1, 0)
         read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
-        with at_most(_HEADER_MEMORY_BYTES):  # it may claim 4 GB
-            shape, is_fortran, dtype = read(file)
-    is_usual = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and 0 <= n <= MAX_ROWS for n in shape)
-    if not is_usual or math.prod(n or 1 for n in shape) * max(1, dtype.itemsize) > _MAX_ARRAY_BYTES:
-        raise FormatError(
-            f"{path} has an array of shape {shape}: it is larger than any file, has more than "
-            f"{_MAX_DIMENSIONS} dimensions, or a length is not from 0 to {MAX_ROWS}"
-        )
+        shape, is_fortran, dtype = read(file)
+    if not all(0 <= n <= MAX_ROWS for n in shape):
+        raise FormatError(f"{path} has an array of shape {shape}; a length must be 0 to {MAX_ROWS}")
     return NpyHeader(shape, is_fortran, dtype)
 
 
@@ -84,7 +75,7 @@ def is_npy(path: Path) -> bool:
 
 def open_npy(path: Path, where: str = "") -> SourceArray:
     """The array of a .npy file. where: its name in messages (default: the path). Raises FormatError."""
-    with open_file(path) as file:
+    with open(path, "rb") as file:
         return _in_place(path, read_npy_header(file, where or path), file.tell())
 
 
@@ -119,7 +110,7 @@ def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> SourceArra
 def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
     """The arrays of a .npz file by name. Raises FormatError."""
     arrays = {}
-    with open_zip(path, "is not a valid .npz file") as archive:
+    with open_zip(path) as archive:
         for number, member in enumerate(archive.infolist()):
             if member.filename.endswith(".npy"):
                 unpacked = scratch / f"{path.stem}-{number}.npy"
@@ -133,17 +124,17 @@ def _open_member(
     path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: Path
 ) -> SourceArray:
     """The array of a member. unpacked: a file to unpack it to, if it is packed and in Fortran order."""
-    name, method = shortened(member.filename), member.compress_type
+    name, method = member.filename, member.compress_type
     where = f"{path}, member {name},"
     if member.flag_bits & _ENCRYPTED or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise FormatError(
             f"{where} is encrypted or uses another zip compression than deflate (method {method}); write it "
             "with np.savez or np.savez_compressed"
         )
-    offset = _data_offset(path, member)
-    with parsing(where, "is damaged"), archive.open(member) as file:
+    with reading(where), archive.open(member) as file:  # which compares the header with the directory's
         header = read_npy_header(cast(BinaryIO, file), where)
         start = file.tell()
+    offset = _data_offset(path, member)
     shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
@@ -167,18 +158,14 @@ def _open_member(
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    with open_file(path) as file:
-        file.seek(max(0, member.header_offset))
-        header = file.read(30 * (member.header_offset >= 0))  # negative if bytes before it are missing
-    if len(header) < 30 or header[:4] != b"PK\x03\x04":
-        raise FormatError(f"{path} is damaged at the beginning of its member {shortened(member.filename)}")
-    name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        name_bytes, extra_bytes = struct.unpack("<HH", file.read(30)[26:])
     return member.header_offset + 30 + int(name_bytes) + int(extra_bytes)
 
 
 def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Rows:
     """The rows of a raw file. One length of shape may be -1, for as many as fit. Raises FormatError."""
-    check_file(path)
     if dtype is None or not shape:
         raise FormatError(
             f"{path} has an unknown format: give --from NAME (see `gids convert --list`), unpack an archive "
@@ -258,9 +245,6 @@ def as_sparse_parts(path: Path, arrays: Mapping[str, SourceArray], role: str = "
 
 def _form_of(path: Path) -> str:
     """The content of the member `format`, such as "csr"."""
-    with open_zip(path, "is not a SciPy sparse matrix") as archive, archive.open("format.npy") as file:
-        shape, _, dtype = read_npy_header(cast(BinaryIO, file), path)
-        if shape or dtype.kind not in "SU" or not 0 < dtype.itemsize <= _FORM_BYTES:
-            raise FormatError(f"{path} is not a SciPy sparse matrix: its format is {dtype}{list(shape)}")
-        form = np.frombuffer(file.read(dtype.itemsize), dtype)[0]
+    with open_zip(path) as archive, archive.open("format.npy") as file:
+        form = np.lib.format.read_array(file, allow_pickle=False).item()
     return form.decode("ascii", "replace") if isinstance(form, bytes) else str(form)

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from gids.convert.source_files import import_library, reading, shown, starts_with
 from gids.convert.stream_rows import StreamRows
-from gids.convert.untrusted import at_most, import_library, parsing, shown, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
-from gids.store.geometry import MAX_ROWS
 
 _BATCH_BYTES = 2 << 20
 ID_ROWS = 1 << 16  # of a batch of ids
@@ -40,25 +39,25 @@ def is_arrow(path: Path) -> bool:
 def import_pyarrow(file: Path) -> Any:
     """pyarrow, which a file needs, with its parts. Raises ImportError."""
     for part in ("compute", "csv", "ipc", "parquet"):
-        import_library(file, "pyarrow", f"pyarrow.{part}")
-    return import_library(file, "pyarrow", "pyarrow")
+        import_library(file, f"pyarrow.{part}")
+    return import_library(file, "pyarrow")
 
 
 class ArrowTable:
     """The columns of one or more files. Raises FormatError, and ImportError without pyarrow.
 
-    memory_bytes: limit for decoding a batch (None: no limit). Attributes: row_count; types (column -> pyarrow
-    type); text_at (column of text of a CSV file -> the row and text of a field that is no number).
+    Attributes: row_count; types (column -> pyarrow type); text_at (column of text of a text file -> why it is
+    not of numbers).
     """
 
-    def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
+    def __init__(self, files: Sequence[Path]) -> None:
         self._pa = import_pyarrow(files[0])
-        self._files, self._memory_bytes = files, memory_bytes
+        self._files = files
         self._last: tuple[tuple[Path, tuple[str, ...]], Any] | None = None
         self._chunks: list[tuple[Path, int]] = []  # row groups of Parquet files, record batches of others
         self._file_starts, counts = list[int](), list[int]()
         self.types: dict[str, Any] = {}
-        self.text_at: dict[str, tuple[int, str]] = {}
+        self.text_at: dict[str, str] = {}
         for file in files:
             with self._decoding(file):
                 reader = self._opened(file)
@@ -74,8 +73,6 @@ class ArrowTable:
                 raise FormatError(f"{file} has two columns {shown(twice)}")
             if self.types and types != self.types:
                 raise FormatError(f"{file} has different columns than {files[0]}")
-            if any(not 0 <= count <= MAX_ROWS for count in rows):
-                raise FormatError(f"{file} gives {shown(rows)} rows; a part has 0 to {MAX_ROWS}")
             self.types = types
             self._file_starts.append(sum(counts))
             self._chunks += [(file, group) for group in groups]
@@ -85,14 +82,8 @@ class ArrowTable:
 
     @contextlib.contextmanager
     def _decoding(self, path: Path) -> Iterator[None]:
-        with parsing(path, "is damaged or truncated"), at_most(self._memory_bytes):
-            try:
-                yield
-            except MemoryError:  # Arrow's own error is a subclass
-                raise FormatError(
-                    f"{path} has a row, page or batch that needs more than {self._memory_bytes} bytes of "
-                    "memory: raise --memory, or write the file with smaller pages or batches"
-                ) from None
+        with reading(path):
+            yield
 
     def _opened(self, path: Path, columns: Sequence[str] = ()) -> Any:
         """pyarrow's reader of a file; of an Arrow file with these columns only (default: all).
@@ -173,7 +164,7 @@ class ArrowTable:
                 f"its nodes are {'text' if as_text else 'whole numbers'}: make both the same"
             )
         for batch in self.batches([column], ID_ROWS, chunk):
-            with parsing(self._files[0], f"has an unusable id in column {column!r}"):
+            with reading(f"column {column!r} of {self._files[0]}"):
                 yield batch.column(0).cast(self._pa.large_string() if as_text else self._pa.int64())
 
     def number_ids(self, column: str) -> StreamRows:
@@ -201,12 +192,16 @@ class ArrowTable:
         number = bisect_right(self._file_starts, row) - 1
         return f"{self._files[number]}, row {row - self._file_starts[number]} (the first is 0)"
 
-    def rows(self, columns: Sequence[str]) -> StreamRows:
-        """The rows of one column of numbers or lists, or of several columns of numbers side by side."""
+    def rows(self, columns: Sequence[str], *, is_matrix: bool = False) -> StreamRows:
+        """The rows of one column of numbers or lists, or of several columns of numbers side by side.
+
+        is_matrix: also one column has shape [rows, 1].
+        """
         dtype = self.dtype(columns[0])
         assert dtype is not None, columns
         shape: tuple[int, ...] = (self.row_count,)
-        if len(columns) > 1:
+        stacks = is_matrix or len(columns) > 1
+        if stacks:
             shape += (len(columns),)
         elif self.is_list(self.types[columns[0]]):
             shape += (self._width(columns[0]),)
@@ -216,7 +211,7 @@ class ArrowTable:
             row = self._starts[chunk]
             for batch in self.batches(list(columns), step, chunk):
                 parts = [self._numbers(batch.column(c), c, row, shape) for c in columns]
-                values = np.stack(parts, axis=1) if len(columns) > 1 else parts[0]
+                values = np.stack(parts, axis=1) if stacks else parts[0]
                 yield torch.from_numpy(np.ascontiguousarray(values).copy())
                 row += batch.num_rows
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from gids.convert.source import InEdges, Source, described
+from gids.convert.source_files import shown
 from gids.convert.stream_rows import BLOCK_BYTES, PackedRows
-from gids.convert.untrusted import MAX_MESSAGE_CHARS, shortened, shown
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_ROWS
@@ -104,11 +104,20 @@ def end_columns(
         wanted = [name == column for name in names] if column is not None else [n in usual for n in free]
         if sum(wanted) != 1:
             raise FormatError(
-                f"{what} have the columns {shortened(', '.join(names), MAX_MESSAGE_CHARS)}; exactly one must "
+                f"{what} have the columns {', '.join(names)}; exactly one must "
                 f"be named {' or '.join(usual) if column is None else shown(column)}"
             )
         ends.append(wanted.index(True))
     return ends[0], ends[1]
+
+
+def have_ends(names: Sequence[str]) -> bool:
+    """Whether there is exactly one column of sources and one of destinations."""
+    try:
+        end_columns(names, "")
+    except FormatError:
+        return False
+    return True
 
 
 def is_end(name: str) -> bool:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable
+from gids.convert.source_files import shown
 from gids.convert.stream_rows import BLOCK_BYTES, saved
-from gids.convert.untrusted import shown
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
 from gids.store.ids import MAX_ID_BYTES, number_keys, text_keys

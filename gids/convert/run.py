@@ -17,7 +17,6 @@ from gids.convert.labels import describe_times, masks_to_splits, normalised, ran
 from gids.convert.layout import PageSizes, RowOrders, check_order, direct_alignment, order_of
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
 from gids.convert.stream_rows import BLOCK_BYTES
-from gids.convert.untrusted import from_library
 from gids.errors import FormatError, naming
 from gids.store.dtypes import check_scale, dtype_name, stored_geometry, stored_row_bytes, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
@@ -167,9 +166,7 @@ def convert(
         writer.commit(lambda: _check_unchanged(files, fingerprint))
         return source.reminders
     except BaseException as error:
-        explained: Exception | None = from_library(error, files)
-        if isinstance(error, OSError):
-            explained = writer.explain_full(error)
+        explained = writer.explain_full(error) if isinstance(error, OSError) else None
         is_unusable = isinstance(explained or error, FormatError)
         writer.close(discard=is_unusable or not writer.has_progress)
         if explained is None:

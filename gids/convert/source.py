@@ -17,11 +17,11 @@ from urllib.parse import unquote
 import numpy as np
 import torch
 
+from gids.convert.source_files import shown
 from gids.convert.stream_rows import PackedRows
-from gids.convert.untrusted import shortened, shown
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
-from gids.store.geometry import MAX_PAGE_BYTES, MAX_ROWS
+from gids.store.geometry import MAX_ROWS
 from gids.store.names import Relation, check_name, describe_type, table_name
 from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
@@ -34,8 +34,6 @@ V = TypeVar("V")
 LABELS = ("label", "labels", "y")
 MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
 IDS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
-MAX_TABLES = 10_000  # a manifest of 16 MiB has room for about twice as many
-MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 
 
 @dataclass(frozen=True)
@@ -221,32 +219,15 @@ def check_source(source: Source) -> None:
             check_name(part, "a node type or relation")
     for relation, topology in source.graphs.items():
         for what, rows in vars(topology).items() if isinstance(topology, InEdges) else ():
-            name = f"{what} of {shortened(describe_type(relation))}"
+            name = f"{what} of {describe_type(relation)}"
             if rows is not None and len(rows.shape) != 1:
                 raise FormatError(f"{name} has shape {rows.shape}; it must have one dimension")
             if what == "indptr" and not rows.shape[0]:
                 raise FormatError(f"{name} is empty; it must begin with 0")
-    if len(source.tables) > MAX_TABLES:
-        raise FormatError(
-            f"the source has {len(source.tables)} tables; the limit is {MAX_TABLES}: "
-            "put features that are read together into one array"
-        )
-    # The writer checks the size of the rows of tables.
-    by_blocks = [(f"the labels of {ntype!r}", rows) for ntype, rows in source.labels.items()]
-    by_blocks += [(f"the values of {m.what}", m.rows) for ms in source.masks.values() for m in ms.values()]
-    for what, rows in by_blocks:
-        if math.prod(rows.shape[1:]) * rows.dtype.itemsize > MAX_PAGE_BYTES:
-            raise FormatError(
-                f"{what} have shape {rows.shape}; a row may have at most {MAX_PAGE_BYTES} bytes"
-            )
     names = set()
     for table in source.tables:
         check_name(table.key, "the name of a table")
         row_count(table.rows, f"table {table.name!r}")
-        if (dimensions := len(table.rows.shape) - 1) > MAX_DIMENSIONS:
-            raise FormatError(
-                f"table {table.name!r} has rows of {dimensions} dimensions; the limit is {MAX_DIMENSIONS}"
-            )
         if table.name in names:
             raise FormatError(f"the source has two tables {table.name!r}")
         names.add(table.name)
@@ -339,20 +320,16 @@ def _is_written(folder: Path) -> bool:
         return False
 
 
-READER_BYTES = 300 << 20  # memory that a reader may use besides the buffers that --memory bounds
-
-
 @dataclass(frozen=True)
 class Choices:
     """The user's options for a reader.
 
     table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: name of the label array, if
     there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
-    allow_dirs: directories outside a gids dataset that may contain its shards. load_graphs:
-    dgl.load_graphs, if DGL is installed. others: further files of tables, beside the path. id_column,
-    src_column, dst_column: node type or relation ("" for all others) -> column. drop_unknown: leave out edges
-    whose ends no node has as its id. memory_bytes: limit for a library that decodes or loads
-    a file (None: no limit).
+    allow_dirs: directories outside a gids dataset that may contain its shards. others: further files of
+    tables, beside the path. id_column, src_column, dst_column: node type or relation ("" for all others) ->
+    column. drop_unknown: leave out edges whose ends no node has as its id. memory_bytes: limit for the ids of
+    nodes that are joined at a time.
     """
 
     table: str = "feat"
@@ -362,26 +339,30 @@ class Choices:
     num_nodes: int | None = None
     skip: tuple[str, ...] = ()
     allow_dirs: tuple[str, ...] = ()
-    load_graphs: Callable[[str], Any] | None = None
     others: tuple[Path, ...] = ()
     id_column: Mapping[str, str] = field(default_factory=dict)
     src_column: Mapping[str, str] = field(default_factory=dict)
     dst_column: Mapping[str, str] = field(default_factory=dict)
     drop_unknown: bool = False
-    memory_bytes: int | None = None
+    memory_bytes: int = 256 << 20
+
+    def key(self) -> dict[str, Any]:
+        """The options that a resumed conversion must have in common with the first run."""
+        return {_option(f.name): getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
 
     def changed(self) -> list[str]:
         """The options that are not as by default, except --dtype, which also applies to tables."""
         default = Choices()
-        return [
-            _OPTIONS.get(f.name, f"--{f.name.replace('_', '-')}")
-            for f in fields(self)
-            if f.name not in _NO_OPTIONS and getattr(self, f.name) != getattr(default, f.name)
-        ]
+        names = [f.name for f in fields(self) if f.name not in ("dtype", "memory_bytes")]
+        return [_option(name) for name in names if getattr(self, name) != getattr(default, name)]
 
 
-_OPTIONS = {"allow_dirs": "--allow-dir", "others": "several SRC"}
-_NO_OPTIONS = ("dtype", "load_graphs", "memory_bytes")
+_FREE = ("allow_dirs", "others", "memory_bytes")
+_OPTIONS = {"allow_dirs": "--allow-dir", "others": "several SRC", "dtype": "--dtype of raw data"}
+
+
+def _option(name: str) -> str:
+    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True)
@@ -391,9 +372,8 @@ class Reader:
     name: for --from. summary: one line. layout: the files that it reads, and their use. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
     directory scratch as long as it is used. Raises FormatError. is_raw: whether --dtype is the type of the
-    path's content, not a type to cast to. takes: the options that apply, as in Choices.changed. may_crash:
-    whether a library's native code loads the file and may crash; then another process reads it first.
-    files: those that the source consists of.
+    path's content, not a type to cast to. takes: the options that apply, as in Choices.changed. files: those
+    that the source consists of.
     """
 
     name: str
@@ -403,5 +383,4 @@ class Reader:
     read: Callable[[Path, Path, Choices], Source]
     is_raw: Callable[[Path], bool] = lambda _: False
     takes: tuple[str, ...] = ()
-    may_crash: bool = False
     files: Callable[[Path], list[Path]] = source_files

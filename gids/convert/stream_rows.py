@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gids.convert.untrusted import open_file, parsing, shortened
+from gids.convert.source_files import reading
 from gids.errors import FormatError
 from gids.store.dtypes import byte_view, make_bools_proper
 from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
@@ -116,23 +116,22 @@ class PackedRows(StreamRows):
     def _tensors(self, row: int) -> Iterator[torch.Tensor]:
         """The rows from `row` on. Raises FormatError for damage, and for a wrong checksum at the end."""
         path, member, start = self._member
-        fault = f"is damaged in its member {shortened(member.filename)}"
         if not self._row_bytes:
             yield torch.empty(self.shape[0] - row, *self.shape[1:], dtype=self.dtype)
             return
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             file.seek(start)
-            with parsing(path, fault):
-                packed = zipfile.ZipExtFile(file, "r", member)
+            packed = zipfile.ZipExtFile(file, "r", member)
+            with reading(f"{path}, member {member.filename},"):
                 packed.seek(self._offset + row * self._row_bytes)
             while row < self.shape[0]:
                 count = min(self.shape[0] - row, max(1, _PIECE_BYTES // self._row_bytes))
                 row += count
                 beyond = _PIECE_BYTES if row == self.shape[0] else 0  # zipfile compares checksums at the end
-                with parsing(path, fault):
+                with reading(f"{path}, member {member.filename},"):
                     data = packed.read(count * self._row_bytes + beyond)
                 if len(data) < count * self._row_bytes:
-                    raise FormatError(f"{path} {fault}: it has less than {member.file_size} bytes")
+                    raise FormatError(f"{path} is truncated in its member {member.filename}")
                 os.posix_fadvise(file.fileno(), start, file.tell() - start, os.POSIX_FADV_DONTNEED)
                 values = np.frombuffer(bytearray(data[: count * self._row_bytes]), np.uint8)
                 if self._byte_swapped and self.dtype.itemsize > 1:

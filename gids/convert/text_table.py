@@ -1,283 +1,349 @@
-"""Parses tables of numbers in text files (.csv, .tsv, .txt, gzipped or not) to a binary scratch file.
+"""TextTable: the columns of text files, which pyarrow parses to Arrow files in scratch. For the readers.
 
-Called by the readers, which then read ranges from the scratch file. Memory holds one block of lines.
+Columns have the types of the first block. Where a later field does not fit, the column gets the next wider
+type (int64, float64, text), and the files are parsed again. Columns of text are left out, other than ids.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
-import io
 import os
 import re
-import warnings
-import zlib
-from collections.abc import Collection, Iterator
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import IO, Any
 
 import numpy as np
-import torch
 
-from gids.convert.edges import end_columns
-from gids.convert.stream_rows import column_of
-from gids.convert.untrusted import message_of, open_file, parsing, shown
+from gids.convert.arrow_table import ID_ROWS, ArrowTable, each_within, import_pyarrow
+from gids.convert.edges import end_columns, have_ends
+from gids.convert.source import described
+from gids.convert.source_files import reading, shown
+from gids.convert.stream_rows import StreamRows
 from gids.errors import FormatError
-from gids.store.rows import FileRows, Rows
-from gids.write.files import check_space
 
-MAX_LINE_CHARS = 4 << 20  # about 400,000 numbers
-MAX_COLUMNS = 100  # of numbers of two types; a text may be read once for each
-MAX_WORDS_CHARS = 1 << 20  # in a file of names
-_BLOCK_CHARS = 4 << 20
-_MAX_IDLE_LINES = 1_000_000  # in blocks without a number
-_QUOTED = re.compile(r'(?<![^\s,])"\s*([^",\s]*)\s*"(?![^\s,])')  # a whole field
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_MOST_EXACT = 2.0**53  # beyond, float64 does not hold all whole numbers
-_NOT_WHOLE = re.compile(r"[.eEnN]")  # as in 1.5, 1e3, nan, inf
-
-
-class NotANumber(FormatError):
-    """Text where a number must be."""
+CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_BLOCK_BYTES = 4 << 20  # that pyarrow parses at a time: the limit for a row
+_UNNAMED = "(unnamed)"
+_MISFIT = re.compile(
+    r"In CSV column #(\d+): (Row #\d+: )?CSV conversion error to \w+: invalid value '(.*)'", re.DOTALL
+)
+_WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
+"""A whole number as an id: as it would be printed, so that equal numbers are equal text."""
+_LEAST, _MOST = str(-(1 << 63)), str((1 << 63) - 1)
+_EXACT = 2.0**53  # beyond it, float64 does not hold all whole numbers
+_INEXACT = r"[0-9]{16}|[eE][+]?[0-9]{2}"  # in the text of a number that may be another one as a float
+_SEPARATE = "separate columns by one tab, comma, semicolon or blank"
 
 
-class _Fractions(FormatError):
-    """Numbers with fractions in columns of whole numbers."""
+@dataclass(frozen=True)
+class TextLayout:
+    """names: of the columns; line_count: of the lines before the rows; skips_empty: whether an empty line is
+    no row."""
 
-    def __init__(self, message: str, columns: Collection[int]) -> None:
-        super().__init__(message)
-        self.columns = columns
+    names: list[str]
+    line_count: int
+    delimiter: str
+    skips_empty: bool = True
 
 
-def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None, *, columns: int = 0) -> FileRows:
-    """The numbers of a text file as rows[lines, columns], in a file in scratch.
+def is_csv(path: Path) -> bool:
+    return path.name.endswith(CSV_SUFFIXES) and path.is_file()
 
-    Columns are separated by commas, tabs or spaces; numbers may be in double quotes; `#` begins a comment; a
-    first line of words is a header. dtype: default int64 if all numbers are whole, else float32. columns: of
-    a file without numbers; 0: it is refused. Raises FormatError for lines of another length, text that is not
-    a number, a number that dtype cannot hold, and a damaged .gz file.
+
+def open_text(path: Path) -> IO[str]:
+    """Open a text, gzipped or not."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def table_layout(path: Path) -> TextLayout:
+    """Of a CSV file whose first line that is not empty has the names of columns. One without a name gets one.
+
+    Raises FormatError if there is none, and for two columns of one name.
     """
-    try:
-        kind = dtype or torch.int64
-        target, shape = _parse(path, scratch, np.dtype(str(kind).removeprefix("torch.")), default=columns)
-    except _Fractions:
-        if dtype is not None:
-            raise
-        return read_text(path, scratch, torch.float32)
-    return FileRows(target, shape, kind)
-
-
-def read_columns(path: Path, scratch: Path) -> list[Rows]:
-    """The columns of a text file, as read_text reads it: int64, or float64 if a column has fractions."""
-    floats: set[int] = set()
-    while True:
-        try:
-            target, shape = _parse(path, scratch, np.dtype(np.int64), floats)
-            break
-        except _Fractions as error:
-            floats.update(error.columns)
-    kinds = [torch.float64 if i in floats else torch.int64 for i in range(shape[1])]
-    return [column_of(FileRows(target, shape, kind), i) for i, kind in enumerate(kinds)]
-
-
-def read_pairs(path: Path, scratch: Path) -> FileRows:
-    """The edges of a text file, int64[lines, 2], for formats without headers: sources are first.
-
-    Raises FormatError for a header that says otherwise.
-    """
-    names = header_of(path)
-    if names and end_columns(names, f"the edges of {path}") != (0, 1):
-        raise FormatError(f"{path} has the columns {', '.join(names)}; the first must be the sources")
-    pairs = read_text(path, scratch, torch.int64, columns=2)
-    if pairs.shape[1] != 2:
-        raise FormatError(f"{path} has {pairs.shape[1]} columns; edges must have 2")
-    return pairs
-
-
-def header_of(path: Path) -> list[str]:
-    """The names in the first line, or in the comment before the first numbers if it names both ends of edges.
-
-    There may be none, and a name may be empty.
-    """
-    comment = ""
-    for line in (line for _, lines in _line_blocks(path) for line in lines):
-        if _is_words(line):
-            return _fields(line)
-        if _has_numbers(line):
-            names = _fields(comment)
-            with contextlib.suppress(FormatError):
-                if len(names) == len(_fields(line)) and end_columns(names, ""):
-                    return names
-            break
-        comment = line.strip().lstrip("#") or comment
-    return []
-
-
-def _parse(
-    path: Path, scratch: Path, dtype: np.dtype[np.generic], floats: Collection[int] = (), default: int = 0
-) -> tuple[Path, tuple[int, int]]:
-    """Write the numbers to a file. Returns it, and their shape. floats: columns that are float64. default:
-    columns of a text without numbers; 0: it is refused.
-
-    Raises _Fractions for columns of whole numbers with fractions.
-    """
-    rows, columns, is_start = 0, 0, True
-    target = scratch / f"{zlib.crc32(os.fsencode(path)):08x}-{path.name}.bin"
-    with open(target, "wb") as out:
-        for first, lines in _line_blocks(path):
-            if is_start and (header := next(filter(_has_numbers, lines), "")):
-                is_start = False
-                lines[lines.index(header)] = "" if _is_words(header) else header
-            if not any(map(_has_numbers, lines)):
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    with reading(path), open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
                 continue
-            values = _numbers(path, first, lines, dtype, floats)
-            if columns not in (0, values.shape[1]):
-                raise FormatError(
-                    f"{path} has {values.shape[1]} columns from line {first} on, but {columns} before"
-                )
-            columns = values.shape[1]
-            rows += len(values)
-            check_space([(target.parent, values.nbytes)])
-            out.write(values.data)
-    if not (columns := columns or default):
-        raise FormatError(f"{path} has no numbers")
-    return target, (rows, columns)
+            fields = next(csv.reader([line], delimiter=delimiter))
+            names = [name.strip() or f"{_UNNAMED} {i}" for i, name in enumerate(fields, 1)]
+            if len(set(names)) < len(names):
+                twice = next(name for i, name in enumerate(names) if name in names[:i])
+                raise FormatError(f"{path} has two columns {shown(twice)}")
+            return TextLayout(names, number, delimiter, skips_empty=len(names) > 1)
+    raise FormatError(f"{path} has no line with the names of its columns")
 
 
-def _numbers(
-    path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic], floats: Collection[int]
-) -> np.ndarray:
-    kept = [_QUOTED.sub(r"\1", line) if '"' in line else line for line in filter(_has_numbers, lines)]
-    delimiter = "," if "," in kept[0].partition("#")[0] else None
-    kinds = dtype
-    if floats:
-        columns = len(_fields(kept[0]))
-        if columns > MAX_COLUMNS:
-            raise FormatError(
-                f"{path} has {columns} columns, some with fractions; the limit is {MAX_COLUMNS}"
-            )
-        kinds = np.dtype([(f"c{i}", np.float64 if i in floats else dtype) for i in range(columns)])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # for "1.5" as a whole number, which becomes 1
-            values = np.loadtxt(kept, kinds, comments="#", delimiter=delimiter, ndmin=1 if floats else 2)
-    except (ValueError, DeprecationWarning) as error:
-        raise _fault(path, first, lines, dtype, floats) or FormatError(
-            f"{path}, lines from {first} on: {message_of(error)}"
-        ) from None
-    parts = [values[name] for name in values.dtype.names] if values.dtype.names else [values]
-    is_large = any((abs(part) >= _MOST_EXACT).any() for part in parts if part.dtype == np.float64)
-    is_infinite = any(np.isinf(part).any() for part in parts if part.dtype.kind == "f")  # also for 1e400
-    if (is_large or is_infinite) and (fault := _fault(path, first, lines, dtype, floats)) is not None:
-        raise fault
-    return values.view(dtype).reshape(len(values), -1) if floats else values
+def list_layout(path: Path, are_names: Callable[[list[str]], bool]) -> tuple[TextLayout, list[str]]:
+    """Of a file with or without a line of names, after lines of comments (# or %). Also returns the names.
 
-
-def _fault(
-    path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic], floats: Collection[int]
-) -> FormatError | None:
-    """The error for the first line with another number of columns or a number that is not of its type."""
-    columns = 0
-    for number, line in enumerate(lines, first):
-        if not _has_numbers(line):
-            continue
-        fields = _fields(line)
-        columns = columns or len(fields)
-        if len(fields) != columns:
-            return FormatError(f"{path}, line {number}: {len(fields)} columns, but {columns} before")
-        kinds = [np.dtype(np.float64) if i in floats else dtype for i in range(columns)]
-        if wrong := [i for i, field in enumerate(fields) if not _is_exact(field, kinds[i])]:
-            at = wrong[0]
-            fault = f"{path}, line {number}: could not convert {shown(fields[at])} to {kinds[at]}"
-            are_fractions = all(
-                kinds[i].kind == "i" and _is_number(fields[i]) and _NOT_WHOLE.search(fields[i]) for i in wrong
-            )
-            if are_fractions:
-                return _Fractions(fault, wrong)
-            if kinds[at].kind == "f" and _is_number(fields[at]):
-                return FormatError(f"{path}, line {number}: {kinds[at]} cannot hold {fields[at]}")
-            return NotANumber(fault)
-    return None
-
-
-def _is_exact(field: str, kind: np.dtype[np.generic]) -> bool:
-    """Whether a text is a number that is in the range of a type."""
-    try:
-        with np.errstate(over="ignore"):
-            value = kind.type(field)
-        if kind == np.float64 and _WHOLE.fullmatch(field):
-            return int(value) == int(field)
-    except (ValueError, OverflowError):
-        return False
-    return bool(np.isfinite(value)) or "n" in field.lower()  # nan and inf, but not 1e400
-
-
-def _fields(line: str) -> list[str]:
-    """The fields of a line, without quotes and comment."""
-    text = line.partition("#")[0].strip()
-    return [field.strip().strip('"') for field in text.split("," if "," in text else None)]
-
-
-def _has_numbers(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith("#")
-
-
-def _is_words(line: str) -> bool:
-    fields = [field for field in _fields(line) if field]
-    return bool(fields) and not any(map(_is_number, fields))
+    The layout's own names are positions: "0", "1", …. are_names: whether the words of the last comment are
+    the names of columns, if there is no other line of names.
+    """
+    comment, line_count = "", 0
+    with reading(path), open_text(path) as file:
+        for text in map(str.strip, file):
+            if text and text[0] not in "#%":
+                break
+            comment, line_count = text.lstrip("#% ") or comment, line_count + 1
+        else:
+            return TextLayout([], line_count, ","), []
+    delimiter = next((d for d in ",\t;" if d in text), " ")
+    cells = next(csv.reader([text], delimiter=delimiter, skipinitialspace=delimiter != " "))
+    fields = [cell.strip() for cell in cells]
+    positions = list(map(str, range(len(fields))))
+    if any(fields) and not any(map(_is_number, fields)):
+        return TextLayout(positions, line_count + 1, delimiter), fields
+    if not all(fields):
+        raise FormatError(f"{path}, line {line_count + 1}: {_SEPARATE}")
+    words = comment.replace(",", " ").split()
+    names = words if len(words) == len(fields) and are_names(words) else []
+    return TextLayout(positions, line_count, delimiter), names
 
 
 def _is_number(text: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         float(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
-def first_words(path: Path) -> list[list[str]]:
-    """The comma-separated fields of each line of a small text file. Raises FormatError."""
-    with open_text(path) as file:
-        text = file.read(MAX_WORDS_CHARS + 1)
-    if len(text) > MAX_WORDS_CHARS:
-        raise FormatError(f"{path} has more than {MAX_WORDS_CHARS} characters, the limit for a file of names")
-    return [line.strip().split(",") for line in text.splitlines() if line.strip()]
+def read_matrix(path: Path, scratch: Path, floats: str = "float32", column_count: int = 0) -> StreamRows:
+    """The numbers of a text file as rows [lines, columns], int64 if all are whole, else floats. A line of
+    names is skipped.
 
-
-@contextlib.contextmanager
-def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """Open a text to read. Raises FormatError, also later, for a damaged .gz file, and bytes that are not
-    text."""
-    with open_file(path) as file, parsing(path, "is damaged or truncated"):
-        data = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-        try:
-            yield io.TextIOWrapper(cast(io.BufferedReader, data), encoding="utf-8-sig")
-        except UnicodeDecodeError:
-            raise FormatError(f"{path} is not text in UTF-8") from None
-
-
-def _line_blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines) of each block of a text.
-
-    Raises FormatError for a long line, and for many lines without a number: a small .gz file may have
-    billions.
+    column_count: of a file without rows; 0: it is refused. Raises FormatError for what is no number.
     """
-    number = numbers_until = 1
-    with open_text(path) as file:
-        while text := file.read(_BLOCK_CHARS):
-            text += file.readline(MAX_LINE_CHARS)
-            lines = io.StringIO(text).readlines()
-            long = next((i for i, line in enumerate(lines) if len(line) >= MAX_LINE_CHARS), None)
-            if long is not None:
-                raise FormatError(
-                    f"{path}, line {number + long}: longer than {MAX_LINE_CHARS} characters, the limit for a "
-                    "line"
+    layout, _ = list_layout(path, lambda _: False)
+    if not (names := layout.names or list(map(str, range(column_count)))):
+        raise FormatError(f"{path} has no rows")
+    layout = TextLayout(names, layout.line_count, layout.delimiter)
+    table = TextTable([path], [layout], scratch, group=lambda _: "", floats=floats)
+    if table.text_at:
+        raise FormatError(next(iter(table.text_at.values())))
+    return table.rows(names, is_matrix=True)
+
+
+def read_pairs(path: Path, scratch: Path) -> StreamRows:
+    """The edges of a text file, int64[lines, 2], for formats without names of columns: sources are first.
+
+    Raises FormatError for names that say otherwise.
+    """
+    _, names = list_layout(path, have_ends)
+    if names and end_columns(names, f"the edges of {path}") != (0, 1):
+        raise FormatError(f"{path} has the columns {', '.join(names)}; the first must be the sources")
+    pairs = read_matrix(path, scratch, column_count=2)
+    if pairs.shape[1] != 2 or pairs.dtype.is_floating_point:
+        raise FormatError(f"{path} is {described(pairs)}; edges must be two columns of whole numbers")
+    return pairs
+
+
+class _Misfit(Exception):
+    """A field that its column's type cannot hold. why: says so, if it is not a missing one."""
+
+    def __init__(self, column: str, why: str = "") -> None:
+        super().__init__(column, why)
+        self.column, self.why = column, why
+
+
+class TextTable(ArrowTable):
+    """The columns of text files of one layout. Raises FormatError, and ImportError without pyarrow.
+
+    A column is of whole numbers (int64), numbers (floats; an empty field is NaN), True and False, or text.
+    texts: columns that are kept as text; other text is not. group: columns of one group are all int64 or all
+    floats. text_at: column of text -> why it is not of numbers.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        layouts: Sequence[TextLayout],
+        scratch: Path,
+        *,
+        texts: Collection[str] = (),
+        group: Callable[[str], str] = lambda name: name,
+        floats: str = "float64",
+    ) -> None:
+        self._pa = import_pyarrow(files[0])
+        self._files, self._layouts, self._texts, self._group = files, layouts, frozenset(texts), group
+        self._floats = np.dtype(floats)
+        text_at: dict[str, str] = {}
+        for file, layout in zip(files, layouts, strict=True):
+            if layout.names != layouts[0].names:
+                raise FormatError(f"{file} has different columns than {files[0]}")
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        parsed = [folder / f"{number}.arrow" for number in range(len(files))]
+        kinds = self._first_kinds()
+        while (misfit := self._parse(kinds, parsed)) is not None:
+            if kinds[misfit.column] == "int64":
+                self._make_floats(kinds, misfit.column)
+            else:  # text, which is not parsed
+                text_at[misfit.column] = misfit.why
+                del kinds[misfit.column]
+        super().__init__(parsed)
+        self._files, self.text_at = files, text_at
+        self.types |= dict.fromkeys(text_at, self._pa.string())
+        self.types |= {n: self._pa.null() for n in layouts[0].names if n.startswith(_UNNAMED)}
+
+    def ids_are_text(self, column: str) -> bool:
+        """See ArrowTable: of texts, whether one field is no whole number."""
+        return column not in self._whole
+
+    def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
+        """One of the columns of texts as ids; see ArrowTable. As numbers, other fields are null."""
+        for batch in self.batches([column], ID_ROWS, chunk):
+            ids = batch.column(0)
+            if not as_text:
+                no_id = self._pa.scalar(None, self._pa.large_string())
+                ids = self._pa.compute.if_else(self._are_whole(ids), ids, no_id).cast(self._pa.int64())
+            yield ids
+
+    def where(self, row: int) -> str:
+        """The file and the row in it, counted as pyarrow does: the names are a row."""
+        number = bisect_right(self._file_starts, row) - 1
+        in_file = row - self._file_starts[number] + self._layouts[number].line_count + 1
+        return f"{self._files[number]}, row {in_file}"
+
+    def _are_whole(self, ids: Any) -> Any:
+        """Whether each text is a whole number that int64 holds."""
+        compute = self._pa.compute
+        digits = compute.utf8_ltrim(ids, "-")
+        fits = compute.or_(
+            compute.less(compute.utf8_length(digits), len(_MOST)), compute.less_equal(digits, _MOST)
+        )
+        fits = compute.or_(fits, compute.equal(ids, _LEAST))
+        return compute.and_(compute.match_substring_regex(ids, _WHOLE), fits)
+
+    # Types
+
+    def _first_kinds(self) -> dict[str, str]:
+        """The type of each column by the first block: "int64", floats, "bool", or "large_string" of texts."""
+        texts = dict.fromkeys(self._texts, "large_string")
+        names = [name for name in self._layouts[0].names if not name.startswith(_UNNAMED)]
+        blocks = self._blocks(self._files[0], self._layouts[0], texts, names)
+        first = next(blocks, None)
+        found = {} if first is None else {field.name: str(field.type) for field in first.schema}
+        kinds = {n: k if k in ("int64", "bool") else str(self._floats) for n, k in found.items()}
+        if first is None:
+            kinds = dict.fromkeys(names, "int64")
+        kinds |= texts
+        for name in [n for n, kind in kinds.items() if kind == str(self._floats)]:
+            self._make_floats(kinds, name)
+        return kinds
+
+    def _make_floats(self, kinds: dict[str, str], column: str) -> None:
+        """Give the columns of whole numbers in a column's group the type of floats."""
+        for name in [n for n, kind in kinds.items() if kind == "int64"]:
+            if self._group(name) == self._group(column):
+                kinds[name] = str(self._floats)
+
+    # Parsing
+
+    def _parse(self, kinds: dict[str, str], targets: Sequence[Path]) -> _Misfit | None:
+        """Parse all files to Arrow files. Returns the first field that its column's type cannot hold."""
+        schema = self._pa.schema([(name, self._pa.type_for_alias(kind)) for name, kind in kinds.items()])
+        self._whole = set(self._texts)  # those in which all fields are whole numbers
+        for file, layout, target in zip(self._files, self._layouts, targets, strict=True):
+            suspects = set()
+            with (
+                self._pa.OSFile(os.fsencode(target), "wb") as sink,
+                self._pa.ipc.new_file(sink, schema) as writer,
+            ):
+                try:
+                    for batch in self._blocks(file, layout, kinds, list(kinds)) if kinds else ():
+                        suspects |= self._inexact(batch)
+                        writer.write_batch(self._pa.record_batch(batch.columns, schema=schema))
+                except _Misfit as misfit:
+                    return misfit
+            for name in sorted(suspects):
+                self._refuse_rounding(file, layout, name)
+        return None
+
+    def _inexact(self, batch: Any) -> set[str]:
+        """The columns with a float that may not be the number in the text. Raises _Misfit for a missing one
+        among whole numbers."""
+        compute, inexact = self._pa.compute, set()
+        for name, fields in zip(batch.schema.names, batch.columns, strict=True):
+            if name in self._texts:
+                if name in self._whole and compute.all(self._are_whole(fields)).as_py() is False:
+                    self._whole.discard(name)
+            elif str(fields.type) == "int64" and fields.null_count:
+                raise _Misfit(name)
+            elif self._pa.types.is_floating(fields.type):
+                is_large = compute.greater_equal(compute.abs(fields), self._pa.scalar(_EXACT, fields.type))
+                if compute.any(is_large).as_py():
+                    inexact.add(name)
+        return inexact
+
+    def _refuse_rounding(self, file: Path, layout: TextLayout, name: str) -> None:
+        """Raise FormatError for a whole number that is another one as float64, and for 1e400."""
+        for batch in self._blocks(file, layout, {name: "large_string"}, [name]):
+            fields = batch.column(0)
+            for text in fields.filter(self._pa.compute.match_substring_regex(fields, _INEXACT)).to_pylist():
+                with np.errstate(over="ignore"):
+                    value = float(self._floats.type(text))
+                is_whole = self._floats == np.float64 and text.strip().lstrip("+-").isdecimal()
+                if np.isinf(value) or (is_whole and int(value) != int(text)):
+                    raise FormatError(f"{file}: {self._floats} of column {name!r} cannot hold {shown(text)}")
+
+    def _blocks(
+        self, file: Path, layout: TextLayout, kinds: dict[str, str], columns: list[str]
+    ) -> Iterator[Any]:
+        """These columns of a file in blocks. Raises _Misfit, and FormatError for what is no table."""
+        pa, names = self._pa, layout.names
+        with self._decoding(file):
+            stream = pa.OSFile(os.fsencode(file))
+            if file.suffix == ".gz":
+                stream = pa.CompressedInputStream(stream, "gzip")
+            try:
+                reader = pa.csv.open_csv(
+                    stream,
+                    pa.csv.ReadOptions(
+                        use_threads=False,
+                        block_size=_BLOCK_BYTES,
+                        column_names=names,
+                        skip_rows=layout.line_count,
+                    ),
+                    pa.csv.ParseOptions(
+                        delimiter=layout.delimiter,
+                        newlines_in_values=True,
+                        ignore_empty_lines=layout.skips_empty,
+                    ),
+                    pa.csv.ConvertOptions(
+                        column_types={name: pa.type_for_alias(kind) for name, kind in kinds.items()},
+                        include_columns=columns,
+                        null_values=[""],
+                        strings_can_be_null=True,
+                        true_values=["True", "true", "TRUE"],
+                        false_values=["False", "false", "FALSE"],
+                    ),
                 )
-            yield number, lines
-            number += len(lines)
-            if any(map(_has_numbers, lines)):
-                numbers_until = number
-            elif number - numbers_until > _MAX_IDLE_LINES:
-                raise FormatError(
-                    f"{path} has no numbers in lines {numbers_until} to {number - 1}; remove them"
-                )
+            except pa.ArrowInvalid as error:
+                if "Empty CSV" in str(error):
+                    return
+                raise
+        yield from each_within(partial(self._decoding, file), reader)
+
+    @contextlib.contextmanager
+    def _decoding(self, path: Path) -> Iterator[None]:
+        """Turn the errors of pyarrow into FormatError and _Misfit."""
+        try:
+            with super()._decoding(path):
+                yield
+        except FormatError as error:
+            if misfit := _MISFIT.search(str(error.__cause__)):
+                column, row, text = misfit.groups()
+                where = f"{path}, row {row[5:-2]}" if row else str(path)
+                why = f"{shown(text)} is no number ({where})"
+                raise _Misfit(self._layouts[0].names[int(column)], why) from None
+            cure = f"; {_SEPARATE}" if "columns, got" in str(error) else ""
+            raise FormatError(f"{error}{cure}") from error

@@ -18,22 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gids.convert.untrusted import (
-    MAX_MESSAGE_CHARS,
-    message_of,
-    open_zip,
-    parsing,
-    shortened,
-    starts_with,
-)
+from gids.convert.source_files import open_zip, reading, starts_with
 from gids.errors import FormatError
-from gids.store.rows import ArrayRows, FileRows, Rows, TensorRows
+from gids.store.rows import ArrayRows, Rows, TensorRows
 from gids.stored_file import opened
 
 _LEGACY = b"\x80\x02"  # a file of torch before 1.6: pickles, then the tensors
-MAX_LEGACY_BYTES = 300 << 20
-MAX_PICKLE_BYTES = 64 << 20
-_DAMAGED = "is damaged"
 
 
 class Record:
@@ -61,59 +51,34 @@ _RECORDS = tuple(
 
 def is_torch_file(path: Path) -> bool:
     """Whether a file is a zip file of torch.save."""
-    return any(map(_is_pickle, _members(path)))
+    return any(member.filename.endswith("/data.pkl") for member in _members(path))
 
 
 def _members(path: Path) -> list[zipfile.ZipInfo]:
     """The members of a zip file; none for other files and damaged ones."""
     if starts_with(path, b"PK\x03\x04"):
-        with contextlib.suppress(FormatError), open_zip(path, _DAMAGED) as archive:
+        with contextlib.suppress(FormatError), open_zip(path) as archive:
             return archive.infolist()
     return []
 
 
-def _is_pickle(member: zipfile.ZipInfo) -> bool:
-    return member.filename.endswith("/data.pkl")
-
-
-def _is_big_endian(path: Path) -> bool:
-    with open_zip(path, _DAMAGED) as archive:
-        marks = (m for m in archive.infolist() if m.filename.endswith("/byteorder") and m.file_size == 3)
-        return any(archive.read(mark) == b"big" for mark in marks)
-
-
 def load_torch(path: Path) -> Any:
     """The object in a file of torch.save. Raises FormatError, which names a class that is not allowed."""
-    members = _members(path)
-    pickle_bytes = [member.file_size for member in members if _is_pickle(member)]
-    if not pickle_bytes and not starts_with(path, _LEGACY):
+    is_zip = is_torch_file(path)
+    if not is_zip and not starts_with(path, _LEGACY):
         raise FormatError(
             f"{path} is not a file of torch.save, or is truncated; load it with the program that wrote "
             "it and save it again with torch.save"
         )
-    if not pickle_bytes and path.stat().st_size > MAX_LEGACY_BYTES:
-        raise FormatError(
-            f"{path} was saved by torch before 1.6 and has more than {MAX_LEGACY_BYTES} bytes; load "
-            "it and save it again with a newer torch"
-        )
-    if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+    if any(m.compress_type != zipfile.ZIP_STORED for m in _members(path)):  # torch would map packed bytes
         raise FormatError(f"{path} has compressed members, which torch.save does not write; save it again")
-    if pickle_bytes and _is_big_endian(path):  # torch swaps bytes in memory, but rows are read from the file
-        raise FormatError(
-            f"{path} was saved on a big-endian machine; load it with torch and save it again on this one"
-        )
-    if sum(pickle_bytes) > MAX_PICKLE_BYTES:  # a byte can become 100 in memory
-        raise FormatError(
-            f"{path} has more than {MAX_PICKLE_BYTES} bytes outside tensors; save it without lists of "
-            "numbers and texts"
-        )
     if not _can_name():
-        return _load(path, mmap=bool(pickle_bytes))
+        return _load(path, mmap=is_zip)
     others = torch.serialization.get_safe_globals()  # PyG adds its own classes when it is imported
     torch.serialization.clear_safe_globals()
     try:
         with torch.serialization.safe_globals(_allowed()):
-            return _load(path, mmap=bool(pickle_bytes))
+            return _load(path, mmap=is_zip)
     finally:
         torch.serialization.add_safe_globals(others)
 
@@ -132,20 +97,13 @@ def _can_name() -> bool:
 
 
 def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
-    """Rows of a tensor that load_torch mapped from path. Raises FormatError for one without plain values.
-
-    A contiguous tensor is read from the file instead, so that pages of the map do not fill memory.
-    """
+    """Rows of a tensor that load_torch mapped from path. Raises FormatError for one without plain values."""
     on_cpu = values.device.type == "cpu"
     if not on_cpu or values.layout != torch.strided or values.is_nested or values.is_quantized:
         kind = "a sparse, quantized or nested tensor" if on_cpu else f"a tensor on {values.device}"
         raise FormatError(
             f"{path} holds {kind}; convert it with .cpu(), dequantize() or to_dense() and save it again"
         )
-    if values.is_contiguous():
-        offset = _file_offset(values.data_ptr(), path)
-        if offset is not None and values.numel():
-            return FileRows(path, tuple(values.shape), values.dtype, offset=offset)
     return TensorRows(values)
 
 
@@ -158,20 +116,8 @@ def value_rows(value: object, what: str, path: Path) -> Rows:
     return ArrayRows(value)
 
 
-def _file_offset(address: int, path: Path) -> int | None:
-    """The offset in the file that is mapped at an address; None if the file is not mapped there."""
-    inode = path.stat().st_ino
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            bounds, _, offset, _, mapped, *_ = line.split(maxsplit=5)
-            begin, end = (int(text, 16) for text in bounds.split("-"))
-            if begin <= address < end:
-                return int(offset, 16) + address - begin if int(mapped) == inode else None
-    return None
-
-
 def _load(path: Path, *, mmap: bool) -> Any:
-    with parsing(path, _DAMAGED), warnings.catch_warnings():
+    with reading(path), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(Validating s|S)parse ", UserWarning)  # for who saved it
         try:
             with opened(path) as fd:  # by number, because torch takes only paths that are UTF-8
@@ -186,9 +132,9 @@ def _load(path: Path, *, mmap: bool) -> Any:
 def _culprit(error: Exception) -> str:
     """The class that a file asks for, else the first line of the error."""
     if name := re.search(r"GLOBAL (\S+)", str(error)):
-        return f"it asks for {shortened(name[1], MAX_MESSAGE_CHARS)}"
+        return f"it asks for {name[1]}"
     message = re.search(r"WeightsUnpickler error:\s*(.*)", str(error))
-    return shortened(message[1].strip(), MAX_MESSAGE_CHARS) if message else message_of(error)
+    return message[1].strip() if message else str(error).partition("\n")[0]
 
 
 def _allowed() -> list[Any]:

@@ -21,7 +21,7 @@ from gids.loader import SampledEpoch
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.options import check_names
 from gids.loader.row_source import RowSource, Tables, default_tables
-from gids.loader.sampling import Epoch, EpochSampling, EpochSeeds, StepSeeds
+from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import as_row_source
 from gids.pyg.input_sampler import InputSampler, not_for_parts
 from gids.pyg.inputs import AllEdges, Inputs, count_of, hash_inputs

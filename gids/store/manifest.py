@@ -64,7 +64,7 @@ class Part:
     """What makes a dataset one part of another one that `gids partition` divided.
 
     index: 0 … count - 1. of: the checksum of the manifest of the whole dataset. method: how nodes were
-    divided: "range", "hash", "community" or "metis". topology: the topology_crc of the whole dataset.
+    divided: "hash", "range" or "owners" (by files). topology: the topology_crc of the whole dataset.
     """
 
     index: Annotated[int, _up_to(MAX_PARTS - 1)]

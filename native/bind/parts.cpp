@@ -1,4 +1,4 @@
-// gids._core: the rows that a part of a dataset holds, and dividing nodes into parts. Every call releases the GIL.
+// gids._core: the rows that a part of a dataset holds. Every call releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -9,7 +9,6 @@
 #include "bind/bind.h"
 #include "bind/guarded.h"
 #include "store/held_rows.h"
-#include "store/pack_parts.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -62,72 +61,9 @@ nb::object positions_of(const HeldRows& rows, In<int64_t> ids, Out<int64_t> out)
   return position_or_none(at, ids.size());
 }
 
-using Weights = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Loads = nb::ndarray<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void expect(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
-void add_weights(In<uint32_t> labels, In<float> values, uint64_t load,
-                 nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> weights) {
-  expect(labels.size() == values.size() && load < weights.shape(1),
-         "add_weights: lengths differ, or load is out of range");
-  nb::gil_scoped_release unlocked;
-  for (size_t i = 0; i < labels.size(); ++i)
-    expect(labels.data()[i] < weights.shape(0), "add_weights: a label is out of range");
-  store::add_weights(labels.data(), values.data(), labels.size(), load, weights.shape(1), weights.data());
-}
-
-void expect_loads(const Weights& weights, const In<double>& totals, const Loads& loads, const Out<uint16_t>& parts) {
-  const size_t count = totals.size();
-  expect(weights.shape(1) == count && loads.shape(1) == count,
-         "weights, totals and loads differ in the number of loads");
-  expect(weights.shape(0) == parts.size(), "weights and parts differ in length");
-  expect(loads.shape(0) > 0 && loads.shape(0) < store::no_part, "there must be 1 to 65534 parts");
-}
-
-void pack(In<uint32_t> order, Weights weights, In<double> totals, double most, Loads loads, Out<uint16_t> parts) {
-  expect_loads(weights, totals, loads, parts);
-  nb::gil_scoped_release unlocked;
-  for (size_t i = 0; i < order.size(); ++i) expect(order.data()[i] < parts.size(), "pack: an item is out of range");
-  store::pack(order.data(), order.size(), weights.data(), {totals.data(), totals.size()}, most,
-              static_cast<u32>(loads.shape(0)), loads.data(), parts.data());
-}
-
-template <class Index>
-size_t refine(In<int64_t> indptr, In<Index> indices, Weights weights, In<double> totals, double most, Loads loads,
-              Out<uint16_t> parts) {
-  expect_loads(weights, totals, loads, parts);
-  expect(indptr.size() == parts.size() + 1, "refine: indptr must have one entry more than parts");
-  size_t moved;
-  {
-    nb::gil_scoped_release unlocked;
-    for (size_t i = 0; i < parts.size(); ++i)
-      expect(parts.data()[i] < loads.shape(0), "refine: a part is out of range");
-    moved = store::refine(ours(indptr.data()), ours(indices.data()), indices.size(), parts.size(), weights.data(),
-                          {totals.data(), totals.size()}, most, static_cast<u32>(loads.shape(0)), loads.data(),
-                          parts.data());
-  }
-  expect(moved != ~size_t{0}, "the topology is damaged: indptr falls, or an index names no node");
-  return moved;
-}
-
 }  // namespace
 
 void bind_parts(nb::module_& m) {
-  m.attr("NO_PART") = store::no_part;
-  m.def("add_weights", &add_weights, "labels"_a.noconvert(), "values"_a.noconvert(), "load"_a, "weights"_a.noconvert(),
-        "weights[labels[i], load] += values[i].");
-  m.def("pack", &pack, "order"_a.noconvert(), "weights"_a.noconvert(), "totals"_a.noconvert(), "most"_a,
-        "loads"_a.noconvert(), "parts"_a.noconvert(),
-        "Give each item in turn to the part that is best for the balance of all loads.");
-  m.def(
-      "refine", &refine<int32_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "weights"_a.noconvert(),
-      "totals"_a.noconvert(), "most"_a, "loads"_a.noconvert(), "parts"_a.noconvert(),
-      "Each node moves to the part of most of its in-neighbors, if the loads there allow it. Returns how many moved.");
-  m.def("refine", &refine<int64_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "weights"_a.noconvert(),
-        "totals"_a.noconvert(), "most"_a, "loads"_a.noconvert(), "parts"_a.noconvert());
   nb::class_<HeldRows>(m, "HeldRows", "The ids of the rows that a part of a dataset holds.")
       .def(nb::init<uint64_t>(), "id_count"_a)
       .def("add_owned", &add_owned<uint8_t>, "owners"_a.noconvert(), "first"_a, "part"_a,

@@ -13,18 +13,16 @@ SMALL = {
     "bandwidth": ("--batch-size", 8, "--fanouts", "3,3", "--iterations", 24),
     "epoch": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3),
     "hit-ratio": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40),
-    "sampling": ("--batch-size", "8,16", "--fanouts", "3,3", "--batches", 5),
 }
 REFUSED: Cases = {
     "bandwidth": [
-        (["--engines", "spdk"], "--engines must be one of uring, threads, mmap (got 'spdk')"),
+        (["--engines", "spdk"], "--engines must be one of uring, threads (got 'spdk')"),
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "900TB"], "more than half of the available memory"),
         (["--window", "24"], "window must be at most 23 (got 24)"),
         (["--rows", "9"], "samples nothing: remove --fanouts, --batch-size"),
     ],
     "epoch": [
-        (["--sides", "pyg"], "--sides must be one of gids, stock-random, stock (got 'pyg')"),
         (
             ["--memory-limit", "1MB"],
             "--memory-limit 1.0 MB is too small for the minibatches in flight: give 101 MB or more",
@@ -47,12 +45,10 @@ REFUSED: Cases = {
             "--order must be one of stored, original, degree, community (got 'trace:rows')",
         ),
         (["--pages-per-s", "100"], "--pages-per-s works only with --advise"),
-    ],
-    "sampling": [
-        (["--sampler", "magic"], "--sampler must be one of neighbor"),
-        (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
         (["--fanouts", "3,0"], "fanouts"),
         (["--seeds", "test"], "is in a test split"),
+        (["--plot", "/nowhere/hits.png"], "no directory /nowhere to write hits.png in"),
+        (["--plot", "hits.png", "--sampler", "labor,walk"], "--plot draws one trace: give one --sampler"),
     ],
 }
 UNREADABLE: Cases = {

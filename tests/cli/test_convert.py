@@ -277,14 +277,6 @@ def test_closed_standard_streams_are_no_error(tmp_path):
     gids("verify", tmp_path / "x.gids", "--against", tmp_path / "x.npy")
 
 
-def test_nothing_is_written_to_a_file_that_got_the_number_of_a_closed_stream(monkeypatch):
-    monkeypatch.setattr("sys.stderr", None)
-    assert main(["info", "/nothing"]) == 2
-    assert sys.stderr.fileno() > 2
-    assert os.readlink(f"/proc/self/fd/{sys.stderr.fileno()}") == os.devnull
-    sys.stderr.close()
-
-
 def test_characters_that_the_output_lacks_are_no_error(tmp_path, monkeypatch):
     errors = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stderr", errors)
@@ -305,26 +297,6 @@ def test_full_disk_leaves_only_what_can_be_resumed(tmp_path, capsys, monkeypatch
     assert "No space left on device while writing x.gids" in error
     assert f"free space and try again, at: {tmp_path / 'x.gids'}" in error
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_error_of_a_full_disk_at_the_start_says_what_to_do(tmp_path, capsys, monkeypatch, begun):
-    np.save(tmp_path / "x.npy", FEAT)
-    if begun:  # by an earlier command, whose work stays
-        (tmp_path / "x.gids.partial").mkdir()
-        (tmp_path / "x.gids.partial" / "journal").touch()
-    before = sorted(tmp_path.rglob("*"))
-
-    def full(path, *_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr("gids.write.workplace.Journal" if begun else "os.mkdir", full)
-    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
-    error = capsys.readouterr().err
-    assert "No space left on device while writing x.gids (" in error
-    assert " free); nothing was published; free space and try again, at: " in error
-    assert str(tmp_path / "x.gids") in error
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_dataset_is_only_replaced_with_overwrite(tmp_path, refused):
@@ -357,31 +329,6 @@ def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):
     assert 1.02 * (1 << 42) > needed > (1 << 42) > parse_bytes(found[2])
     assert found[3] == str(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
-
-
-def test_the_space_that_is_checked_is_enough_for_splits_that_overlap(tmp_path, refused, monkeypatch):
-    count = 20_000
-    masks = {f"{split}_mask": np.ones(count, np.bool_) for split in ("train", "val", "test")}
-    np.savez(tmp_path / "x.npz", x=np.zeros((count, 1), np.int8), **masks)
-    with monkeypatch.context() as patch:
-        free = iter([1 << 20, 0])  # blocks before and after the masks are read
-        patch.setattr(
-            "gids.write.files.os.statvfs", lambda _: os.statvfs_result([4096] * 4 + [next(free)] * 6)
-        )
-        error = refused("convert", tmp_path / "x.npz", tmp_path / "x.gids")
-    needed = parse_bytes(re.search("not enough room, and nothing more was written: (.*) needed", error)[1])
-    gids("convert", tmp_path / "x.npz", tmp_path / "x.gids")
-    files = [file for file in (tmp_path / "x.gids").rglob("*") if file.is_file() and file.suffix != ".json"]
-    assert needed >= sum(file.stat().st_size for file in files) - 4096 * len(files)  # without headers
-
-
-def test_what_was_read_to_scratch_does_not_count_as_written(tmp_path, refused, monkeypatch):
-    """Text is parsed to scratch before space is checked; it takes as much as the table."""
-    lines = [f"{i},{i}.5" for i in range(20_000)]
-    (tmp_path / "nodes.csv").write_text("\n".join(["a,b", *lines]) + "\n")
-    with monkeypatch.context() as patch:
-        patch.setattr("gids.write.files.os.statvfs", lambda _: os.statvfs_result([1 << 10] * 2 + [200] * 8))
-        assert "not enough room" in refused("convert", tmp_path / "nodes.csv", tmp_path / "x.gids")
 
 
 def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkeypatch):

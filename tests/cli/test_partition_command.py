@@ -10,7 +10,6 @@ from datasets import write_dataset
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.write import restripe
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def parts(made, tmp_path):
 
 def test_text_report(dataset, tmp_path, capsys):
     out = tmp_path / "parts"
-    gids("partition", dataset, out, "--parts", "2", "--method", "range")
+    gids("partition", dataset, out, "--parts", "2", "--by", "range")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{out}: 2 parts by range"
     assert lines[2].split() == ["rows", "training", "seeds", "in-edges", "size"]
@@ -44,7 +43,7 @@ def test_text_report(dataset, tmp_path, capsys):
 
 def test_json_report(dataset, tmp_path, capsys):
     out = str(tmp_path / "parts")
-    gids("partition", dataset, out, "--parts", "3", "--method", "hash", "--json")
+    gids("partition", dataset, out, "--parts", "3", "--by", "hash", "--json")
     found = json.loads(capsys.readouterr().out)
     assert (found["method"], found["edges"]) == ("hash", 104)
     assert sum(part["rows"] for part in found["parts"]) == 23
@@ -77,7 +76,7 @@ def test_ctrl_c_says_how_to_resume(dataset, tmp_path, capsys, monkeypatch):
 def test_info_of_a_part(parts, capsys):
     gids("info", parts / "part-001.gids")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("part 1 of 2, by community, of the dataset crc32c:")
+    assert lines[1].startswith("part 1 of 2, by hash, of the dataset crc32c:")
     store = FeatureStore(parts / "part-001.gids")
     held = store.tables["paper.feat"].row_count
     assert any(line.startswith(f"  paper  20, {held} held") for line in lines)
@@ -108,21 +107,21 @@ def test_export_writes_the_rows_of_a_part(parts, tmp_path, capsys):
 
 
 def test_export_of_a_part_without_rows_is_a_file_without_rows(dataset, tmp_path):
-    gids("partition", dataset, tmp_path / "parts", "--parts", "5", "--method", "range", "--quiet")
+    gids("partition", dataset, tmp_path / "parts", "--parts", "5", "--by", "range", "--quiet")
     part = tmp_path / "parts/part-000.gids"  # there are 3 authors
     assert not FeatureStore(part).tables["author.feat"].row_count
     gids("export", part, "author.feat", tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().startswith('"id","feat_0","feat_1",')
 
 
-def test_a_part_is_moved_to_other_disks(parts, tmp_path):
-    (tmp_path / "ssd").mkdir()
-    part = str(parts / "part-001.gids")
-    restripe(part, [tmp_path / "ssd"])
-    gids("verify", parts, "--allow-dir", tmp_path / "ssd", "--quiet")
-    store = FeatureStore(part, allow_dirs=[tmp_path / "ssd"])
-    assert store.part.index == 1
-    assert len(store.read_rows(store.tables["paper.feat"].held.ids(), "paper.feat"))
+def test_owners_of_a_file_and_of_each_type(dataset, tmp_path, capsys, refused):
+    for ntype, count in (("paper", 20), ("author", 3)):
+        np.save(tmp_path / f"{ntype}.npy", np.arange(count, dtype=np.int8) % 2)
+    one = ["partition", dataset, tmp_path / "parts", "--parts", "2", "--owners"]
+    assert "'author' has none" in refused(*one, f"paper={tmp_path}/paper.npy")
+    gids(*one, f"paper={tmp_path}/paper.npy", "--owners", f"author={tmp_path}/author.npy")
+    assert "parts: 2 parts by owners" in capsys.readouterr().out
+    assert FeatureStore(tmp_path / "parts/part-000.gids").owners("paper").tolist() == [0, 1] * 10
 
 
 @pytest.mark.parametrize(

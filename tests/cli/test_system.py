@@ -11,8 +11,8 @@ import pytest
 from commands import gids
 
 from gids.cli import main
+from gids.cli.system import Item, as_table, describe_system
 from gids.cuda.driver import Device, ask_driver
-from gids.measure.machine import Item, as_table, describe_system
 
 
 def no_library(name):
@@ -103,7 +103,7 @@ def packages(monkeypatch):
             raise PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr("gids.measure.machine.version", version)
+    monkeypatch.setattr("gids.bench.machine.version", version)
     return installed
 
 

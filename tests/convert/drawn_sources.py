@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import scipy.io
 import scipy.sparse
 import torch
-import yaml
 from datasets import save_arrays
 
 from gids.convert.readers.dgl_graph import MAGIC
@@ -29,7 +28,6 @@ WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 TARGETS = (None, "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 HOMOGENEOUS = ("_N", "_E", "_N")
-CITES = ("paper", "cites", "paper")
 NEAR = (0.0, -0.0, 65504, 65520, 3.3e38, 1e39, 1e-40, 6e-8, 2.0**24 + 1, -1, np.nan, np.inf, -np.inf)
 _BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # of a significand
 _LARGEST = {name: torch.finfo(getattr(torch, name)).max for name in FLOATS}
@@ -373,43 +371,6 @@ def matlab(root: Path, draw: Draw) -> Written:
     return _matrix(root / "a.mat", draw)
 
 
-def graphbolt(root: Path, draw: Draw) -> Written:
-    (root / "s").mkdir()
-    torch.save(draw.feat.tensor(), root / "s/feat.pt")
-    np.save(root / "s/weight.npy", draw.weight.array)
-    header = ["", "src,dst\n"][draw.seed % 2]
-    (root / "s/e.csv").write_text(header + "".join(f"{u},{v}\n" for u, v in draw.edges.T))
-    meta = {
-        "graph": {"nodes": [{"num": draw.node_count}], "edges": [{"format": "csv", "path": "e.csv"}]},
-        "feature_data": [
-            {"domain": "node", "name": "feat", "format": "torch", "path": "feat.pt"},
-            {"domain": "edge", "name": "weight", "format": "numpy", "path": "weight.npy"},
-        ],
-    }
-    (root / "s/metadata.yaml").write_text(yaml.safe_dump(meta))
-    tables = {"_N.feat": draw.feat, "_N._E._N.weight": draw.weight}
-    return Written(root / "s", (), tables, {HOMOGENEOUS: draw.edges})
-
-
-def igb(root: Path, draw: Draw) -> Written:
-    save_arrays(
-        root / "s/processed",
-        **{"paper/node_feat": draw.feat.array, "paper/node_label_19": draw.labels.astype(np.float32)},
-        **{"paper__cites__paper/edge_index": np.ascontiguousarray(draw.edges.T)},
-    )
-    return Written(root / "s", (), {"paper.feat": draw.feat}, {CITES: draw.edges}, {"paper": draw.labels})
-
-
-def mag240m(root: Path, draw: Draw) -> Written:
-    save_arrays(
-        root / "s/processed",
-        **{"paper/node_feat": draw.feat.array, "paper/node_label": draw.labels},
-        **{"paper___cites___paper/edge_index": draw.edges},
-    )
-    torch.save({"paper": draw.node_count}, root / "s/meta.pt")
-    return Written(root / "s", (), {"paper.feat": draw.feat}, {CITES: draw.edges}, {"paper": draw.labels})
-
-
 def ogb(root: Path, draw: Draw) -> Written:
     (root / "s/raw").mkdir(parents=True)
     np.savez_compressed(
@@ -496,9 +457,6 @@ READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
     "csv": (csv_edges, NUMPY),
     "parquet": (parquet, NUMPY),
     "matlab": (matlab, tuple(name for name in NUMPY if name not in ("bool", "float16"))),
-    "graphbolt": (graphbolt, ALL),
-    "igb": (igb, NUMPY),
-    "mag240m": (mag240m, NUMPY),
     "ogb": (ogb, NUMPY),
     "ogb text": (ogb_text, (*WHOLE, "float32", "float64")),
     "dgl": (dgl, ALL),

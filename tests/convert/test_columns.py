@@ -4,7 +4,6 @@ import pytest
 from reader_example import convert, refused, write_csv
 
 from gids.cli import main
-from gids.convert.readers import READER_BYTES
 
 pytest.importorskip("pyarrow.csv")
 
@@ -26,7 +25,7 @@ def test_a_bad_cell_in_a_numbered_column_is_refused(tmp_path, capsys):
         tmp_path / "nodes.csv", x_0=[1, 2], x_1=["3", "hello"], x_2=[5, 6], a_0=["p", "q"], a_1=["r", "s"]
     )
     error = refused(capsys, nodes, tmp_path / "a.gids")
-    assert f"column 'x_1' of table 'x' (x_0, …, x_2): 'hello' is no number ({nodes}, line 3)" in error
+    assert f"column 'x_1' of table 'x' (x_0, …, x_2): 'hello' is no number ({nodes}, row 3)" in error
     assert "--skip x_1" in error
     store = convert(nodes, tmp_path / "a.gids", "--skip", "x_1")
     assert list(store.tables) == ["_N.x"]
@@ -94,14 +93,3 @@ def test_a_path_that_does_not_exist_is_no_file(tmp_path, capsys):
         assert capsys.readouterr().err.endswith(f": no such file or directory: {missing}\n")
     error = refused(capsys, tmp_path / "graph", tmp_path / "b.gids")
     assert f"no such file or directory: {tmp_path}/graph; `gids generate" in error
-
-
-def test_verify_takes_the_memory_for_ids(tmp_path, capsys, monkeypatch):
-    source = write_csv(tmp_path / "nodes.csv", id=[f"n{i}" for i in range(99)], x=range(99))
-    store = convert(source, tmp_path / "a.gids")
-    command = ["verify", str(store.path), "--against", str(source)]
-    monkeypatch.setattr("gids.convert.readers.tables.READER_BYTES", READER_BYTES + 100_000_000)
-    monkeypatch.setattr("gids.convert.readers.tables._MIN_MEMORY_BYTES", 1000)
-    assert main([*command, "--memory", "64MB"]) == 2
-    assert "need more memory: give --memory" in capsys.readouterr().err
-    assert main(command) == 0

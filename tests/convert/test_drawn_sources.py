@@ -9,6 +9,7 @@ from reader_example import assert_graph, needs_torch_2_6
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.convert.readers import dgl_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Sparse invariant")
 DRAWS = range(3)  # of every form of source
@@ -16,9 +17,9 @@ MORE_DRAWS = range(1005, 1010)  # of each form, some are equal and some refused
 
 
 @pytest.fixture(autouse=True)
-def in_memory(in_this_process, monkeypatch):
-    """No reader starts a process, and DGL's files are not read."""
-    monkeypatch.setattr("gids.cli.convert.load_graphs", lambda path: ([GRAPHS[path]], {}))
+def in_memory(monkeypatch):
+    """DGL's files are not read."""
+    monkeypatch.setattr(dgl_graph, "load_graphs", lambda path: ([GRAPHS[str(path)]], {}))
 
 
 def assert_table(table, values, expected):

@@ -6,7 +6,7 @@ from commands import gids
 from datasets import CITES, save_arrays
 from forks import peak_bytes
 
-from gids.convert.csv_table import CsvTable
+from gids.convert.text_table import TextTable, table_layout
 from gids.write import DatasetWriter, edge_list
 from gids.write.partition import partition
 
@@ -33,7 +33,7 @@ FIELDS = 6_400_000
 
 
 def parse(folder):
-    table = CsvTable([folder / "nodes.csv"], [], folder / "scratch", 192 << 20)
+    table = TextTable([folder / "nodes.csv"], [table_layout(folder / "nodes.csv")], folder)
     assert table.row_count == FIELDS // int(folder.name)
 
 

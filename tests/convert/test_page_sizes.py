@@ -12,7 +12,7 @@ from datasets import save_arrays
 
 from gids.cli import main
 from gids.convert import layout
-from gids.convert.layout import PageSizes, direct_alignment, explain_pages
+from gids.convert.layout import direct_alignment
 from gids.errors import FormatError
 from gids.store import FeatureStore
 from gids.store.geometry import best_page_bytes
@@ -47,18 +47,6 @@ def test_the_page_holds_few_rows_and_little_space_is_empty(row_bytes: int, expec
         sizes = [s for s in range(512, 4097, 512) if s >= row_bytes]
         reads = {s: (s / (s // row_bytes)) ** 0.5 * (s // row_bytes) ** 0.125 for s in sizes}
         assert reads[expected] == pytest.approx(min(reads.values()))
-
-
-@pytest.mark.parametrize("row_bytes", [4, 400, 512, 1500, 2048, 3000])
-@pytest.mark.parametrize("alignment", [4096, 8192])
-def test_a_disk_of_long_blocks_gets_no_shorter_pages(row_bytes: int, alignment: int) -> None:
-    assert best_page_bytes(row_bytes, alignment=alignment) == 4096
-
-
-def test_a_given_size_holds_for_all_tables_and_an_order_for_nodes() -> None:
-    assert PageSizes(2048, 512).choose("node", 100) == 2048
-    ordered = PageSizes(None, 512, "degree")
-    assert (ordered.choose("node", 512), ordered.choose("edge", 512)) == (4096, 512)
 
 
 def test_the_alignment_is_the_largest_of_the_disks_and_no_file_stays(
@@ -162,25 +150,3 @@ def test_tables_of_one_dataset_may_have_different_pages(tmp_path: Path) -> None:
     store = FeatureStore(tmp_path / "a.gids")
     assert [store.table(name).page_bytes for name in "ab"] == [4096, 512]
     assert all(torch.equal(store.table(name).read_rows(torch.arange(50)), rows) for name in "ab")
-
-
-@pytest.mark.parametrize(
-    ("dim", "size", "alignment", "expected"),
-    [
-        (128, 4096, 512, "8 rows of 512 B each; if rows are read at random, a cache serves more of them"),
-        (
-            128,
-            512,
-            4096,
-            "one row of 512 B each; direct I/O on this disk reads 4096 B at a time: use",
-        ),
-        (1100, 4096, 512, "one row of 4400 B each, so a cache holds no unwanted rows"),
-    ],
-)
-def test_info_explains_pages_of_any_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int, size: int, alignment: int, expected: str
-) -> None:
-    with DatasetWriter(tmp_path / "a.gids", page_bytes=size) as writer:
-        writer.write_table("node", "_N", "feat", torch.zeros(9, dim))
-    monkeypatch.setattr("gids.convert.layout._alignment_of", lambda _: alignment)
-    assert explain_pages(FeatureStore(tmp_path / "a.gids").table("feat")).startswith(expected)

@@ -174,10 +174,9 @@ test_a_bad_dataset_is_refused = refuses(
     (graph(nodes=[{"type": "a"}]), "num of 'a' in metadata.yaml is None; it must be"),
     (edge_file("numpy", "data/feat.npy"), "edges must be whole numbers of shape (2, E)"),
     (edge_file("csv", "gone.csv"), "gone.csv, which does not exist"),
-    (edge_file("csv", "../e.csv"), "does not exist or is outside the dataset"),
-    (edge_file("csv", "set/train_seeds.npy"), "is not text"),
+    (edge_file("csv", "set/train_seeds.npy"), "cannot be read"),
     (edge_file("csv", "x", type="a:b"), "must be SOURCE:RELATION:DESTINATION"),
-    (graph(edges="edges/e.csv"), "edges is 'edges/e.csv'; it must be a list"),
+    (graph(edges="edges/e.csv"), "metadata.yaml cannot be read: "),
     (graph(nodes=[]), "number of '_N' nodes is unknown"),
     (
         meta(feature_data=[entry("data/feat.npy", "parquet", domain="node", name="x")]),
@@ -189,8 +188,8 @@ test_a_bad_dataset_is_refused = refuses(
         train_set([{"data": [SEEDS, entry("set/train_labels.npy")]}]),
         "has two arrays called 'seeds'",
     ),
-    (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
-    (lambda root: (root / "metadata.yaml").write_text("- 1"), "it must be a mapping"),
+    (lambda root: (root / "metadata.yaml").write_text("a: [1"), "metadata.yaml cannot be read"),
+    (lambda root: (root / "metadata.yaml").write_text("- 1"), "metadata.yaml cannot be read: "),
     (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
     (
         lambda root: save_arrays(
@@ -203,7 +202,7 @@ test_a_bad_dataset_is_refused = refuses(
         lambda root: save_arrays(root / "set", test_seeds=np.arange(N - 9, N + 1)),
         f"is {N}; it must be from 0 to {N - 1}",
     ),
-    (lambda root: (root / "edges/e.csv").write_text("1.5,2\n"), "could not convert"),
+    (lambda root: (root / "edges/e.csv").write_text("1.5,2\n"), "must be two columns of whole numbers"),
     (lambda root: (root / "edges/e.csv").write_text(f"1,2\n{N},3\n" * 200), f"source[1] is {N}; it must"),
 )
 

@@ -1,7 +1,5 @@
 """MATLAB files with an adjacency matrix, such as Facebook100's."""
 
-import re
-
 import numpy as np
 import pytest
 from reader_example import assert_dataset, convert, refused, truncate
@@ -50,7 +48,6 @@ def test_facebook100(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
 def test_other_names_weights_and_sparse_features(tmp_path, capsys):
     attributes = sparse.random(N, 9, 0.3, "csr", random_state=2)
     arrays = {"Network": A, "Attributes": attributes, "Label": np.arange(N)[:, None] % 3, "Class": ["x"]}
@@ -70,7 +67,6 @@ def test_other_names_weights_and_sparse_features(tmp_path, capsys):
 
 
 @pytest.mark.few(1)
-@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -89,17 +85,10 @@ def test_bad_file_prints_one_line(tmp_path, capsys, changes, message):
     assert message in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_damaged_or_newer_file_prints_one_line(tmp_path, capsys):
     facebook(tmp_path / "x.mat")
     truncate(tmp_path / "x.mat")
-    assert "is not a valid MATLAB file" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
-    io.savemat(tmp_path / "x.mat", {"A": sparse.csc_matrix(np.eye(8))})
-    rows = np.arange(8, dtype="<i4").tobytes()
-    data = (tmp_path / "x.mat").read_bytes().replace(rows, rows[:-4] + np.int32(1 << 30).tobytes())
-    (tmp_path / "x.mat").write_bytes(data)
-    error = refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
-    assert re.search("has a damaged matrix 'A': .*must be < 8", error)
+    assert "x.mat cannot be read" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
     header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     (tmp_path / "x.mat").write_bytes(header + bytes(384))
     assert "has MATLAB format 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")

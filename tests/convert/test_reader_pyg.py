@@ -2,7 +2,6 @@
 
 import sys
 import types
-import warnings
 import zipfile
 
 import numpy as np
@@ -137,24 +136,6 @@ def test_adjacency_between_types_with_weights_of_several_columns_and_a_table(tmp
     tables = {"a.to.b.weight": weights, "a.to.b.share": share}
     store = convert(tmp_path / "a.pt", tmp_path / "p.gids")
     assert_dataset(store, tables=tables, edges={relation: PAIRS[:, order]})
-
-
-@sparse
-def test_weights_of_1_are_no_table(tmp_path):
-    torch.save({"adj_t": matrix("adj_t", torch.sparse_csr, torch.ones(PAIRS.shape[1]))[0]}, tmp_path / "a.pt")
-    assert not convert(tmp_path / "a.pt", tmp_path / "p.gids").tables
-
-
-@sparse
-def test_torchs_advice_about_sparse_tensors_is_not_shown(tmp_path):
-    torch.save({"adj_t": matrix("adj_t", torch.sparse_csr, torch.ones(PAIRS.shape[1]))[0]}, tmp_path / "a.pt")
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            convert(tmp_path / "a.pt", tmp_path / "p.gids")
-    finally:
-        torch.set_warn_always(False)
 
 
 @sparse
@@ -322,12 +303,6 @@ def test_random_link_split_of_several_types(tmp_path, capsys, geometric, monkeyp
     assert "left out 'edge_label_index' of ('author', 'writes', 'paper')" in capsys.readouterr().err
 
 
-def test_edge_labels_without_pairs_are_a_table(tmp_path):
-    torch.save(tensors(edge_label=torch.arange(E)), tmp_path / "d.pt")
-    table = convert(tmp_path / "d.pt", tmp_path / "d.gids").table("edge_label")
-    assert table.kind == "edge"
-
-
 class Hostile:
     """Unpickling it leaves a mark."""
 
@@ -367,7 +342,7 @@ def test_bad_file_prints_one_line(tmp_path, pyg, capsys, saved, message):
     assert "unpickled" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("is_new", "fault"), [(True, "or is truncated"), (False, "d.pt is damaged")])
+@pytest.mark.parametrize(("is_new", "fault"), [(True, "or is truncated"), (False, "d.pt cannot be read")])
 def test_truncated_files_and_those_of_torch_before_1_6(tmp_path, pyg, capsys, is_new, fault):
     path, new = tmp_path / "d.pt", {"_use_new_zipfile_serialization": is_new}
     torch.save(pyg.Data.from_dict(tensors()), path, **new)
@@ -379,15 +354,18 @@ def test_truncated_files_and_those_of_torch_before_1_6(tmp_path, pyg, capsys, is
     assert "unpickled" not in capsys.readouterr().out
 
 
-def test_file_of_a_big_endian_machine_is_refused(tmp_path, capsys):
+def test_file_of_a_big_endian_machine(tmp_path):
     """Its numbers have their bytes swapped, as its member "byteorder" says."""
-    torch.save(tensors(), tmp_path / "little.pt")
+    saved = {"x": torch.from_numpy(X).double(), "edge_index": torch.from_numpy(EDGES)}
+    torch.save(saved, tmp_path / "little.pt")
     with zipfile.ZipFile(tmp_path / "little.pt") as little, zipfile.ZipFile(tmp_path / "d.pt", "w") as big:
         for name in little.namelist():
-            big.writestr(name, b"big" if name.endswith("/byteorder") else little.read(name))
-    message = "was saved on a big-endian machine; load it with torch and save it again on this one"
-    (tmp_path / "little.pt").unlink()
-    assert message in refused(capsys, tmp_path / "d.pt", tmp_path / "d.gids")
+            data = b"big" if name.endswith("/byteorder") else little.read(name)
+            if "/data/" in name:
+                data = np.frombuffer(data, np.int64).byteswap().tobytes()
+            big.writestr(name, data)
+    store = convert(tmp_path / "d.pt", tmp_path / "d.gids")
+    assert_dataset(store, tables={"_N.x": X.astype(np.float64)}, edges={HOMOGENEOUS: EDGES})
 
 
 def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):

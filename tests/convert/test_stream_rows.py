@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from reader_example import refused
 
 from gids import FormatError
 from gids.convert import stream_rows
@@ -89,15 +88,3 @@ def test_wrong_checksum_raises(tmp_path):
     assert rows is not None
     with pytest.raises(FormatError, match=r"Bad CRC-32 for file 'x\.npy'"):
         read_range(rows, 0, 1000)
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize("lost", ["the end of the file", "the middle of a member"])
-def test_truncated_zip_file_prints_one_line(tmp_path, capsys, save, lost):
-    source = tmp_path / "s.npz"
-    save(source, feat=np.random.default_rng(0).standard_normal((40, 6)))
-    data = source.read_bytes()
-    middle = len(data) // 2
-    source.write_bytes(data[:middle] + (data[middle + 50 :] if "middle" in lost else b""))
-    error = refused(capsys, source, tmp_path / "x.gids", "--from", "npz", "--quiet")
-    assert "s.npz is not a valid .npz file" in error or "s.npz is damaged" in error

@@ -72,12 +72,6 @@ def test_neighborhood_predicts_the_class_better_than_a_row(arrays):
     assert accuracy(means) > 0.75
 
 
-def test_popularity_does_not_depend_on_the_id(arrays):
-    out_degrees = np.bincount(arrays["indices"], minlength=20_000)
-    halves = out_degrees[:10_000].sum(), out_degrees[10_000:].sum()
-    assert halves[0] == pytest.approx(halves[1], rel=0.2)
-
-
 def test_seed_gives_the_same_files_with_any_number_of_threads(tmp_path):
     one, same, other = (
         write_graph(tmp_path / name, GraphSpec(node_count=3000, dim=700, seed=seed), threads=threads)
@@ -89,11 +83,6 @@ def test_seed_gives_the_same_files_with_any_number_of_threads(tmp_path):
     assert (one / "indices.npy").read_bytes() != (other / "indices.npy").read_bytes()
 
 
-def test_rows_of_whole_pages_are_aligned_in_the_file(tmp_path):
-    feat = np.load(write_graph(tmp_path, GraphSpec(node_count=50, dim=1024)) / "feat.npy", mmap_mode="r")
-    assert feat.offset == 4096
-
-
 def test_features_are_written_in_bounded_memory(tmp_path):
     spec = GraphSpec(node_count=15_000, dim=1024, degree=4)
     tracemalloc.start()
@@ -102,14 +91,6 @@ def test_features_are_written_in_bounded_memory(tmp_path):
     tracemalloc.stop()
     assert spec.feature_bytes > 60e6
     assert peak < 40e6
-
-
-def test_progress_ends_at_one_for_edges_and_features(tmp_path):
-    seen = {}
-    write_graph(
-        tmp_path, GraphSpec(node_count=200, dim=4), progress=lambda what, share: seen.update({what: share})
-    )
-    assert seen == {"edges": 1.0, "features": 1.0}
 
 
 def test_graph_with_one_node_and_no_edges(tmp_path):

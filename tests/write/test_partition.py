@@ -17,7 +17,7 @@ from gids.heat import reverse_pagerank, sampled_counts
 from gids.inference import layerwise
 from gids.store import NotHeldError, verify
 from gids.store.part import part_paths
-from gids.write import DatasetWriter, create_table
+from gids.write import DatasetWriter
 from gids.write.partition import partition
 from gids.write.partition.owners import hash_owners
 
@@ -82,6 +82,36 @@ def test_hash_depends_on_seed_type_and_id():
     assert 0.6 < np.mean(papers != owners("paper", 2)) < 0.9
     assert 0.6 < np.mean(papers != owners("author", 1)) < 0.9
     assert max(np.bincount(papers)) < 1.2 * len(papers) / 4
+
+
+def test_owners_of_any_partitioner(rich, tmp_path):
+    whole, rng = FeatureStore(rich), np.random.default_rng(7)
+    owners = {t: rng.integers(0, 3, whole.num_nodes(t)) for t in whole.node_types}
+    files = {t: tmp_path / f"{t}.npy" for t in owners}
+    for ntype, file in files.items():
+        np.save(file, owners[ntype])
+    report = partition(rich, tmp_path / "parts", 3, owners=files)
+    parts = open_parts(tmp_path / "parts")
+    check_union(whole, parts)
+    assert report.method == parts[0].part.method == "owners"
+    assert all(np.array_equal(parts[1].owners(t), owners[t]) for t in owners)
+    with pytest.raises(FormatError, match=r"one file of owners per node type \(.*'author' has none"):
+        partition(rich, tmp_path / "again", 3, owners={"paper": files["paper"]})
+    with pytest.raises(FormatError, match="'venue' is no node type"):
+        partition(rich, tmp_path / "again", 3, owners={**files, "venue": files["paper"]})
+    with pytest.raises(
+        FormatError, match=r"paper.npy: the owner of node \d+ is 2; it must be a part, 0 to 1"
+    ):
+        partition(rich, tmp_path / "again", 2, owners=files)
+    for wrong, message in (
+        (np.zeros(9, np.int64), r"int64\[9\]; owners must be 130 whole numbers"),
+        (np.zeros(130), r"float64\[130\]; owners must be"),
+        (np.array([{}] * 130), "author.npy is not a .npy file of numbers"),
+    ):
+        np.save(files["author"], wrong, allow_pickle=True)
+        with pytest.raises(FormatError, match=message):
+            partition(rich, tmp_path / "again", 3, owners=files)
+    assert not (tmp_path / "again.partial").exists()
 
 
 @pytest.mark.slow
@@ -158,7 +188,6 @@ SEEDS = {"paper": np.arange(9)}
 NEEDS_ALL_PARTS = {
     "NodeLoader": (lambda part: NodeLoader(part, [1], [5], batch_size=8), "gids.distributed.open()"),
     "layerwise": (lambda part: layerwise([], part.path), "gids.inference needs all parts"),
-    "create_table": (lambda part: create_table(part, "paper.more", 700, 4), "add the table to the whole"),
     "partition": (lambda part: partition(part.path, "/nonexistent/again", 2), "partition the whole dataset"),
     "reverse_pagerank": (lambda part: reverse_pagerank(part, SEEDS), "compute the heat of the whole dataset"),
     "sampled_counts": (
@@ -216,7 +245,7 @@ def test_an_edge_table_without_topology_is_refused(tmp_path):
     [
         (0, {}, "parts=0"),
         (4097, {}, "must be 1 to 4096"),
-        (2, {"method": "louvain"}, "unknown method 'louvain'; choose range, hash"),
+        (2, {"method": "louvain"}, "unknown method 'louvain'; choose hash, range"),
         (2, {"memory_bytes": 1000}, "at least 1 and 1 MiB"),
         (2, {"seed": -1}, "seed=-1; it must be 0 to"),
         (2, {"seed": 1 << 64}, "it must be 0 to 2\\^64 - 1"),

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -12,10 +11,8 @@ from partition_example import write_rich_dataset
 from gids import StorageError
 from gids.heat import write_heat
 from gids.store import verify
-from gids.write import DatasetWriter, create_table
-from gids.write.files import check_space
+from gids.write import DatasetWriter
 from gids.write.partition import partition
-from gids.write.partition.divide import Division
 
 
 @pytest.mark.parametrize("kind", ["rows that end within a page", "a graph of several types"])
@@ -28,7 +25,7 @@ def test_a_stopped_partition_resumes_with_the_same_bytes(tmp_path, kind):
             writer.write_table("node", "_N", "feat", rng.integers(0, 99, (20_000, 60)).astype(np.uint8))
     else:
         write_rich_dataset(tmp_path / "a.gids")
-        options |= {"method": "community", "sync_bytes": 20_000}
+        options |= {"sync_bytes": 20_000}
     totals, said, progress = [], [], []
     partition(tmp_path / "a.gids", tmp_path / "undisturbed", 3, on_total=totals.append, **options)
     stops = 0
@@ -67,39 +64,12 @@ def test_a_changed_dataset_or_option_starts_again(dataset, tmp_path):
     interrupted()
     said = []
     partition(dataset, tmp_path / "parts", 3, method="range", say=said.append)
-    assert said == ["found an unfinished partition, but --parts, --method changed: starting again"]
+    assert said == ["found an unfinished partition, but --parts, --by changed: starting again"]
     interrupted(overwrite=True)
     write_heat(dataset, "sampled", {"paper": np.ones(20)})
     said.clear()
     partition(dataset, tmp_path / "parts", 2, overwrite=True, say=said.append)
     assert said == ["found an unfinished partition, but the dataset changed: starting again"]
-    assert list(verify(tmp_path / "parts")) == []
-
-
-def test_a_resumed_partition_needs_no_room_to_compute_owners_again(dataset, tmp_path, monkeypatch):
-    needed = []
-
-    def stopped():
-        """The bytes that a run needs, which is stopped when the owners are written."""
-        with monkeypatch.context() as patch:
-            patch.setattr("gids.write.partition.check_space", lambda *a: needed.append(check_space(*a)))
-            patch.setattr(Division, "count", lambda _: sys.exit())
-            with pytest.raises(SystemExit):
-                partition(dataset, tmp_path / "parts", 2, method="community")
-        return needed[-1]
-
-    assert stopped() - stopped() == 2 * 104 * 56  # a graph of all edges in both directions
-    partition(dataset, tmp_path / "parts", 2, method="community")
-    assert list(verify(tmp_path / "parts")) == []
-
-
-def test_a_table_that_is_added_while_the_dataset_is_opened_is_left_out(dataset, tmp_path, monkeypatch):
-    def add_table(*_):
-        with create_table(dataset, "paper.later", 20, 1) as writer:
-            writer.write(0, np.ones((20, 1)))
-
-    monkeypatch.setattr("gids.write.partition.refuse_part", add_table)
-    partition(dataset, tmp_path / "parts", 2)
     assert list(verify(tmp_path / "parts")) == []
 
 

@@ -165,7 +165,7 @@ def converted(source: str, *, stripes: Sequence[int] = (), **options: object) ->
     return step
 
 
-def partitioned(source: str, parts: int, *, method: str = "community", overwrite: bool = False) -> Step:
+def partitioned(source: str, parts: int, *, method: str = "hash", overwrite: bool = False) -> Step:
     return lambda place: _partition(place, source, parts, method, overwrite)
 
 

@@ -18,11 +18,10 @@ from gids.convert.readers import (
     pyg,
     tables,
 )
-from gids.convert.source import READER_BYTES, Choices, Reader, Source
-from gids.convert.untrusted import try_to_read
+from gids.convert.source import Choices, Reader, Source
 from gids.errors import FormatError
 
-__all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source"]
+__all__ = ["READERS", "Choices", "Reader", "find_reader", "open_source"]
 
 READERS = (
     dataset.READER,
@@ -82,8 +81,6 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
             raise FormatError(
                 f"{option} has no effect: {path} is read as {reader.name}, and the option is for {takers}"
             )
-    if reader.may_crash:
-        try_to_read(reader, path, choices)
     source = reader.read(path, scratch, choices)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")

@@ -35,7 +35,7 @@ from gids.convert.source import (
     once_each,
     row_count,
 )
-from gids.convert.untrusted import open_zip, starts_with
+from gids.convert.source_files import open_zip, starts_with
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import Rows
@@ -219,7 +219,7 @@ def is_npz(path: Path) -> bool:
     if not starts_with(path, b"PK\x03\x04"):
         return False
     try:
-        with open_zip(path, "is not a valid .npz file") as archive:
+        with open_zip(path) as archive:
             return any(n.endswith(".npy") for n in archive.namelist())
     except FormatError:
         return path.suffix != ".pt"  # the reader reports the fault

@@ -1,6 +1,6 @@
 """Reads DGL graphs: files of dgl.save_graphs and caches of DGLDataset.
 
-DGL loads the whole graph, through Choices.load_graphs; nothing here imports it.
+DGL loads the whole graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from gids.convert.source import LABELS, Choices, InEdges, Reader, Source
-from gids.convert.untrusted import check_file, parsing, starts_with
+from gids.convert.source_files import reading, starts_with
+from gids.dgl_finder import import_dgl
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.rows import TensorRows
@@ -32,17 +33,23 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     file = _graph_file(path)
     if file is None:
         raise FormatError(f"{path} is not a file of dgl.save_graphs or a directory with one such file")
-    if choices.load_graphs is None:
-        raise FormatError(f"{file} is a DGL graph file, which needs DGL: use `gids convert`")
-    check_file(file)
-    with parsing(file, "is damaged, or was saved by another version of DGL"):
-        graphs, labels = choices.load_graphs(str(file))
+    graphs, labels = load_graphs(file)
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save one graph per file")
     source = read_dgl_graph(graphs[0])
     for name in labels:
         source.leave_out(repr(name), "a label of the whole graph")
     return source
+
+
+def load_graphs(path: Path) -> Any:
+    """dgl.load_graphs."""
+    try:
+        dgl = import_dgl()
+    except ImportError as error:
+        raise ImportError(f"{path} is a DGL graph file: install DGL to read it ({error})") from None
+    with reading(path), open(path, "rb") as file:  # by number, because DGL takes only paths that are UTF-8
+        return dgl.load_graphs(f"/proc/self/fd/{file.fileno()}")
 
 
 def read_dgl_graph(graph: Any) -> Source:
@@ -83,5 +90,4 @@ READER = Reader(
     _LAYOUT,
     lambda path: _graph_file(path) is not None,
     _read,
-    may_crash=True,
 )

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from gids.convert.array_files import is_npy, open_numbers, open_raw
-from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, is_edge_array
+from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, have_ends, is_edge_array
 from gids.convert.readers.arrays import NamedArrays, directory_arrays
 from gids.convert.readers.tables import has_node_tables, is_node_csv, refuse_unused
 from gids.convert.source import Choices, Reader, Source, described
 from gids.convert.stream_rows import derived
-from gids.convert.text_table import NotANumber, header_of, read_columns
+from gids.convert.text_table import TextTable, list_layout
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values, is_whole
 from gids.store.names import NODE, RELATION
@@ -100,37 +100,38 @@ def _array_edges(
 
 def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
     """The sources and the destinations. The other columns become tables of edges."""
-    names, ends = header_of(file), (0, 1)
+    layout, names = list_layout(file, have_ends)
+    count, ends = len(layout.names), (0, 1)
+    if not count:
+        raise FormatError(f"{file} has no edges")
     if names:
         try:
             ends = end_columns(names, f"the edges of {file}")
         except FormatError as error:
             cure = "if these are nodes, call the file nodes.csv, or give --id-column"
             raise FormatError(f"{error}; {cure}") from None
-    try:
-        columns = read_columns(file, scratch)
-    except NotANumber as error:
+    elif count not in (2, 3):
         raise FormatError(
-            f"{error}; if the ends of edges are ids, convert them together with a table of nodes that has "
-            f"these ids: gids convert nodes.csv {file.name} DST"
-        ) from None
-    if names:
-        if len(names) != len(columns):
-            raise FormatError(f"{file} has {len(names)} names for {len(columns)} columns")
-    elif len(columns) not in (2, 3):
-        raise FormatError(
-            f"{file} has {len(columns)} columns; edges must have 2, or 3 with weights, or names in the first "
-            "line"
+            f"{file} has {count} columns; edges must have 2, or 3 with weights, or names in the first line"
         )
-    others = [i for i in range(len(columns)) if i not in ends]
-    for index, name in [(i, names[i] if names else "weight") for i in others]:
-        if source.skips(name):
+    table = TextTable([file], [layout], scratch)
+    for end in ends:
+        if why := table.text_at.get(str(end)):
+            raise FormatError(
+                f"{why}; if the ends of edges are ids, convert them together with a table of nodes that has "
+                f"these ids: gids convert nodes.csv {file.name} DST"
+            )
+    for index, column in enumerate(layout.names):
+        name = names[index] if names else "weight"
+        if index in ends or source.skips(name):
             continue
-        if name:
-            source.add_edge_table(RELATION, name, columns[index])
+        if not name or column in table.text_at:
+            source.leave_out(
+                f"column {index + 1} of {file.name}", table.text_at.get(column, "it has no name")
+            )
         else:
-            source.leave_out(f"column {index + 1} of {file.name}", "it has no name")
-    return [_whole(columns[i], file) for i in ends]
+            source.add_edge_table(RELATION, name, table.rows([column]))
+    return [_whole(table.rows([str(end)]), file) for end in ends]
 
 
 def _whole(ids: Rows, file: Path) -> Rows:
@@ -146,12 +147,13 @@ def _whole(ids: Rows, file: Path) -> Rows:
 
 
 _LAYOUT = """\
-Pairs of ids, source first, separated by commas or blanks; # begins a comment; a third column is table
-weight of edges. With a first line of names: src | source | src_id | u | from, dst | destination | target |
-dst_id | v | to; the rest are tables of edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs
-of --dtype int64 (default) or int32. Number of nodes: --num-nodes, or the largest id plus 1. A .npy file of
-that shape may also be a table: choose --from edges or --from npy. SRC may be a directory with edges.csv
-(.tsv, .txt, .npy, .bin) and arrays of nodes as in `directory`."""
+Text needs pyarrow. Pairs of ids, source first, separated by one tab, comma, semicolon or blank, after lines
+of comments (# or %); gzipped (.gz) too; a third column is table weight of edges. With a line of names:
+src | source | src_id | u | from, dst | destination | target | dst_id | v | to; the rest are tables of
+edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs of --dtype int64 (default) or int32.
+Number of nodes: --num-nodes, or the largest id plus 1. A .npy file of that shape may also be a table: choose
+--from edges or --from npy. SRC may be a directory with edges.csv (.tsv, .txt, .npy, .bin) and arrays of
+nodes as in `directory`."""
 
 READER = Reader(
     "edges",

@@ -5,11 +5,10 @@ The yaml file lists every file, in the schema of dgl.graphbolt.OnDiskDataset.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,19 +16,15 @@ import torch
 from gids.convert.array_files import open_npy
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.source import Choices, Reader, Source, split_relation
+from gids.convert.source_files import import_library, reading, shown
 from gids.convert.stream_rows import BLOCK_BYTES
-from gids.convert.text_table import read_pairs, read_text
+from gids.convert.text_table import read_matrix, read_pairs
 from gids.convert.torch_file import load_torch, mapped_rows
-from gids.convert.untrusted import at_most, import_library, open_file, parsing, shown
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import GeneratedRows, Rows, as_int64, checked_ids, read_range
 
-_MAX_YAML_BYTES = 256 << 10  # about a thousand entries, which PyYAML reads in seconds
-_YAML_MEMORY_BYTES = 256 << 20  # merge keys can make a huge mapping of a few lines
-_MAX_PATH_CHARS = 4096
 Entry = dict[str, Any]
-T = TypeVar("T")
 OpenArray = Callable[[str, Entry], Rows]
 _SETS = {"train_set": "train", "validation_set": "val", "test_set": "test"}
 
@@ -39,14 +34,20 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    meta = _load_yaml(path / "metadata.yaml")
-    source, open_array = Source(), partial(_open, path, scratch)
+    file, source = path / "metadata.yaml", Source()
+    yaml = import_library(file, "yaml")
+    with reading(file):
+        _read_all(yaml.safe_load(file.read_text("utf-8")), path, partial(_open, path, scratch), source)
+    return source
+
+
+def _read_all(meta: Entry, path: Path, open_array: OpenArray, source: Source) -> None:
     if "graph_topology" in meta and "graph" not in meta:
         raise FormatError(
             f"{path} is preprocessed by GraphBolt, and only its library can unpickle that graph; "
             "convert the directory above, which has the metadata.yaml that you wrote"
         )
-    graph = _field(meta, "graph", dict, {})
+    graph = _value(meta, "graph", {})
     for entry in _entries(graph, "nodes"):
         ntype = _node_type(entry)
         source.add_nodes(ntype, entry.get("num"), f"num of {ntype!r} in metadata.yaml")
@@ -59,7 +60,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         source.graphs[relation] = make(rows, entry["path"], **ends)
     taken = set()
     for entry in [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]:
-        name = tuple(_field(entry, field, str, "") for field in ("domain", "type", "name"))
+        name = tuple(_value(entry, field) for field in ("domain", "type", "name"))
         if name not in taken:  # GraphBolt lists the features of the sampler twice
             _add_features(entry, open_array, source)
         taken.add(name)
@@ -68,33 +69,18 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
             source.leave_out(f"task {shown(task.get('name', number))}", "only the first task is converted")
         else:
             _read_task(task, open_array, source)
-    return source
-
-
-def _load_yaml(path: Path) -> Entry:
-    yaml = import_library(path, "PyYAML", "yaml")
-
-    with open_file(path) as file:
-        data = file.read(_MAX_YAML_BYTES + 1)
-    if len(data) > _MAX_YAML_BYTES:
-        raise FormatError(f"{path} has more than {_MAX_YAML_BYTES} bytes, the limit")
-    with parsing(path, "is not valid YAML"), at_most(_YAML_MEMORY_BYTES):
-        return _checked(yaml.safe_load(data.decode()), "the file", dict)
 
 
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
-    """The array of an entry of `part`. Refuses files outside the dataset."""
-    name, kind = _field(entry, "path", str), _field(entry, "format", str)
-    if "\0" in name or len(name) > _MAX_PATH_CHARS:
-        raise FormatError(f"metadata.yaml: path is {shown(name)}; it must be the path of a file")
-    file = root / name
-    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) or not file.exists():
-        raise FormatError(f"metadata.yaml lists {file}, which does not exist or is outside the dataset")
+    """The array of an entry of `part`."""
+    file, kind = root / entry["path"], entry["format"]
+    if not file.is_file():
+        raise FormatError(f"metadata.yaml lists {file}, which does not exist")
     rows: Rows | None = None
     if kind == "numpy":
         rows = open_npy(file).rows
     elif kind == "csv":
-        rows = read_pairs(file, scratch) if part == "edges" else read_text(file, scratch, torch.int64)
+        rows = read_pairs(file, scratch) if part == "edges" else read_matrix(file, scratch)
     elif kind == "torch" and isinstance(values := load_torch(file), torch.Tensor):
         rows = mapped_rows(values, file)
     if rows is None or not rows.shape:
@@ -103,7 +89,7 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
 
 
 def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
-    domain, name = _field(entry, "domain", str, ""), _field(entry, "name", str, "")
+    domain, name = _value(entry, "domain"), _value(entry, "name")
     if domain not in ("node", "edge") or not name:
         source.leave_out(f"feature {shown(name)}", f"its domain is {shown(domain)}")
     elif domain == "node":
@@ -121,7 +107,7 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
             ntype = _node_type(part)
             arrays: dict[str, Rows] = {}
             for entry in [] if ":" in ntype else _entries(part, "data"):  # seeds of a relation are left out
-                name = _field(entry, "name", str, "seeds")
+                name = _value(entry, "name", "seeds")
                 if name in arrays:
                     raise FormatError(
                         f"metadata.yaml: {role} of {shown(ntype)} has two arrays called {shown(name)}, or "
@@ -178,29 +164,23 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
 
 
 def _node_type(entry: Entry) -> str:
-    return check_name(_field(entry, "type", str, NODE), "a node type of metadata.yaml")
+    return check_name(_value(entry, "type", NODE), "a node type of metadata.yaml")
 
 
 def _relation(entry: Entry) -> Relation:
-    name = _field(entry, "type", str, ":".join(RELATION))
+    name = _value(entry, "type", ":".join(RELATION))
     return split_relation(name, ":", f"edge type {shown(name)} of metadata.yaml")
 
 
 def _entries(part: Entry, key: str) -> list[Entry]:
-    return [_checked(entry, key, dict) for entry in _field(part, key, list, [])]
+    entries: list[Entry] = _value(part, key, [])
+    return entries
 
 
-def _field(entry: Entry, name: str, kind: type[T], default: T | None = None) -> T:
+def _value(entry: Entry, name: str, default: Any = "") -> Any:
     """The value of a field, or the default if it is missing or empty."""
     value = entry.get(name)
-    return _checked(default if value is None or value == "" else value, name, kind)
-
-
-def _checked(value: Any, what: str, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        names: dict[Any, str] = {str: "text", list: "a list", dict: "a mapping"}
-        raise FormatError(f"metadata.yaml: {what} is {shown(value)}; it must be {names[kind]}")
-    return value
+    return default if value is None or value == "" else value
 
 
 _LAYOUT = """\

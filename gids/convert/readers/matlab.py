@@ -15,8 +15,8 @@ from gids.convert.array_files import SparseRows
 from gids.convert.edges import add_weights
 from gids.convert.labels import normalised
 from gids.convert.source import LABELS, Choices, InEdges, Reader, Source
+from gids.convert.source_files import import_library, reading, starts_with
 from gids.convert.stream_rows import derived
-from gids.convert.untrusted import check_file, import_library, parsing, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
 from gids.store.names import NODE, RELATION
@@ -57,17 +57,12 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    io = import_library(path, "scipy", "scipy.io")
-    check_file(path)
-    with parsing(path, "is not a valid MATLAB file"):
+    io = import_library(path, "scipy.io")
+    with reading(path):
         try:
             variables = io.loadmat(path)
         except NotImplementedError:
             raise FormatError(f"{path} has MATLAB format 7.3 (HDF5); save it with save(…, '-v7')") from None
-    for name, values in variables.items():
-        if hasattr(values, "check_format"):  # loadmat does not check positions, and SciPy trusts them
-            with parsing(path, f"has a damaged matrix {name!r}"):
-                values.check_format()
     return {name: values for name, values in variables.items() if not name.startswith("__")}
 
 
@@ -140,5 +135,4 @@ READER = Reader(
     _recognises,
     _read,
     takes=("--labels",),
-    may_crash=True,
 )

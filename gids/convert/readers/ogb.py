@@ -10,18 +10,17 @@ import math
 from itertools import product
 from pathlib import Path
 
-import torch
-
 from gids.convert.array_files import open_npz
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.labels import find_times, normalised
 from gids.convert.readers.arrays import NamedArrays
-from gids.convert.source import Choices, Reader, Source, folders_in, numbers
+from gids.convert.source import Choices, Reader, Source, described, folders_in, numbers
+from gids.convert.source_files import reading, shown
 from gids.convert.stream_rows import column_of
-from gids.convert.text_table import first_words, read_pairs, read_text
+from gids.convert.text_table import open_text, read_matrix, read_pairs
 from gids.convert.torch_file import load_torch_dict, value_rows
-from gids.convert.untrusted import shown
 from gids.errors import FormatError
+from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import Rows
 
@@ -74,7 +73,7 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
 
 def _read_text(raw: Path, scratch: Path, source: Source) -> None:
     counted = raw / "num-node-list.csv.gz"
-    source.add_nodes(NODE, _only(read_text(counted, scratch), counted), counted.name)
+    source.add_nodes(NODE, _only(read_matrix(counted, scratch), counted), counted.name)
     _read_edges(raw, RELATION, scratch, source)
     _read_nodes(raw, NODE, scratch, source)
     for file in sorted(raw.glob("*.csv.gz")):
@@ -84,20 +83,20 @@ def _read_text(raw: Path, scratch: Path, source: Source) -> None:
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:
     counted = raw / "num-node-dict.csv.gz"
-    names, *counts = first_words(counted) or [[]]
+    names, *counts = _words(counted) or [[]]
     if len(counts) != 1 or len(counts[0]) != len(names):
         raise FormatError(f"{counted} is for {len(counts)} graphs; it must be for one")
     for ntype, count in zip(names, counts[0], strict=True):
-        if not count.isdecimal() or len(count) > 20:
+        if not count.isdecimal():
             raise FormatError(
                 f"{counted} gives {shown(count)} nodes of {shown(ntype)}; it must be a whole number"
             )
-        source.add_nodes(_folder_name(ntype, counted), int(count), counted.name)
+        source.add_nodes(ntype, int(count), counted.name)
     listed = raw / "triplet-type-list.csv.gz"
-    for relation in sorted(first_words(listed)):
+    for relation in sorted(_words(listed)):
         if len(relation) != 3 or tuple(relation) in source.graphs:
             raise FormatError(f"{listed} has {shown(relation)}; it must be a triplet that is listed once")
-        src, name, dst = (_folder_name(part, listed) for part in relation)
+        src, name, dst = relation
         _read_edges(raw / "relations" / "___".join(relation), (src, name, dst), scratch, source)
     if not source.graphs:
         raise FormatError(f"{listed} lists no relation; is it truncated?")
@@ -108,28 +107,27 @@ def _read_types(raw: Path, scratch: Path, source: Source) -> None:
 
 def _read_nodes(folder: Path, ntype: str, scratch: Path, source: Source) -> None:
     for file in _files(folder, "node"):
-        rows = read_text(file, scratch)
+        rows = read_matrix(file, scratch)
         if _key(file) == "label":
             _add_labels(rows, ntype, file, source)
         else:
             source.add_node_table(ntype, _key(file), rows, str(file))
 
 
-def _folder_name(name: str, file: Path) -> str:
-    """A name that is used as a folder, checked so that it cannot lead out of the dataset."""
-    if "/" in name or "\0" in name or name in (".", ".."):
-        raise FormatError(f"{file} has {shown(name)}, which cannot be the name of a folder")
-    return name
+def _words(path: Path) -> list[list[str]]:
+    """The comma-separated fields of each line of a small text file."""
+    with reading(path), open_text(path) as file:
+        return [line.strip().split(",") for line in file if line.strip()]
 
 
 def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source) -> None:
     edges, counted = folder / "edge.csv.gz", folder / "num-edge-list.csv.gz"
     pairs = read_pairs(edges, scratch)
-    count = _only(read_text(counted, scratch), counted)
+    count = _only(read_matrix(counted, scratch), counted)
     _check_count(pairs.shape[0], count, str(edges), counted.name)
     source.graphs[relation] = edge_pairs(pairs, str(edges), **source.ends(relation))
     for file in _files(folder, "edge"):
-        source.add_edge_table(relation, _key(file), read_text(file, scratch))
+        source.add_edge_table(relation, _key(file), read_matrix(file, scratch))
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
@@ -159,9 +157,9 @@ def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
             if ntype == NODE and not file.parent.is_dir():
                 file = kind / file.name
             if file.is_file():
-                ids = read_text(file, scratch, torch.int64)
-                if ids.shape[1] > 1:
-                    raise FormatError(f"{file} has {ids.shape[1]} columns; ids must have one")
+                ids = read_matrix(file, scratch)
+                if ids.shape[1] > 1 or not is_whole(ids.dtype):
+                    raise FormatError(f"{file} is {described(ids)}; ids must be one column of whole numbers")
                 source.add_split(ntype, _PARTS[part], column_of(ids, 0))
 
 

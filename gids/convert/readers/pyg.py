@@ -15,8 +15,8 @@ import torch
 from gids.convert.edges import add_weights, count_by_edges, edge_rows, largest_id
 from gids.convert.labels import find_times
 from gids.convert.source import Choices, InEdges, Reader, Source, whole_number
+from gids.convert.source_files import shown
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
-from gids.convert.untrusted import shown
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import Rows

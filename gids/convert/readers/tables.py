@@ -6,6 +6,7 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -16,21 +17,20 @@ import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
-from gids.convert.csv_table import CSV_SUFFIXES, NUMBERED, CsvTable, csv_header, is_csv
 from gids.convert.edges import count_by_edges, end_columns, is_end
 from gids.convert.node_ids import NodesById, are_positions
 from gids.convert.source import (
     LABELS,
     MASKS,
-    READER_BYTES,
     Choices,
     Reader,
     Source,
     dotted_relation,
     once_each,
 )
+from gids.convert.source_files import shown
 from gids.convert.stream_rows import BLOCK_BYTES
-from gids.convert.untrusted import shown
+from gids.convert.text_table import CSV_SUFFIXES, TextTable, is_csv, table_layout
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, describe_type
@@ -40,8 +40,8 @@ from gids.write.edges import edge_list
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 _TABLE_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES)
 _DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz", ".bin")
+_NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
 _IDS = ("id", "node_id", "nid")
-_MIN_MEMORY_BYTES = 64 << 20
 _BLOCK_ROWS = 1 << 20
 _MOST_NAMES = 8  # of columns in a warning
 _TO_REMIND = (*LABELS, *MASKS, "split")
@@ -125,7 +125,7 @@ def _separate(paths: Sequence[Path], choices: Choices) -> tuple[Tables, Tables]:
 
 def _has_ends(files: Sequence[Path], choices: Choices) -> bool:
     try:
-        _ends(RELATION, _names(files, choices), choices)
+        _ends(RELATION, _names(files), choices)
     except FormatError:
         return False
     return True
@@ -143,7 +143,7 @@ def is_node_csv(path: Path) -> bool:
     if _stem(path) == "nodes":
         return True
     try:
-        names = csv_header(path)
+        names = table_layout(path).names
     except FormatError:
         return False
     return any(name.casefold() in _IDS for name in names) and not any(map(is_end, names))
@@ -175,21 +175,27 @@ def _all_files(*tables: Tables) -> list[Path]:
 # Columns
 
 
-def _names(files: Sequence[Path], choices: Choices) -> list[str]:
+def _names(files: Sequence[Path]) -> list[str]:
     if is_csv(files[0]):
-        return csv_header(files[0])
-    return list(ArrowTable(files[:1], choices.memory_bytes).types)
+        return table_layout(files[0]).names
+    return list(ArrowTable(files[:1]).types)
 
 
-def _open(files: Sequence[Path], texts: Collection[str], scratch: Path, choices: Choices) -> ArrowTable:
+def _series(column: str) -> str:
+    """The table of a column: x of x_0, x_1, …."""
+    numbered = _NUMBERED.fullmatch(column)
+    return numbered[1] if numbered else column
+
+
+def _open(files: Sequence[Path], texts: Collection[str], scratch: Path) -> ArrowTable:
     """The columns of a table. texts: columns of a CSV file that are kept as text."""
     if len({is_csv(file) for file in files}) > 1:
         raise FormatError(
             f"{files[0].parent} has CSV and other files: the parts of a table must be of one kind"
         )
     if is_csv(files[0]):
-        return CsvTable(files, texts, scratch, choices.memory_bytes)
-    return ArrowTable(files, choices.memory_bytes)
+        return TextTable(files, [table_layout(f) for f in files], scratch, texts=texts, group=_series)
+    return ArrowTable(files)
 
 
 def _checked(choices: Choices, ntypes: Collection[str], relations: Collection[Relation]) -> Choices:
@@ -305,14 +311,14 @@ class _Reading:
         return self._scratch / f"table-{self._numbered}"
 
     def add_nodes(self, ntype: str, files: Sequence[Path]) -> None:
-        source, column = self._source, _id_column(ntype, _names(files, self._choices), self._choices)
+        source, column = self._source, _id_column(ntype, _names(files), self._choices)
         texts = [] if column is None else [column]
-        table = _open(files, texts, self._place(), self._choices)
+        table = _open(files, texts, self._scratch)
         source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
         if column is not None:
             self._ids[ntype] = None
             if not are_positions(table, column):
-                memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
+                memory_bytes = self._choices.memory_bytes
                 nodes = NodesById(ntype, table, column, scratch=self._place(), memory_bytes=memory_bytes)
                 self._ids[ntype], source.ids[ntype] = nodes, nodes.arrays
         groups = _grouped(table, source, texts, ntype)
@@ -327,13 +333,13 @@ class _Reading:
 
     def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
         """The table of a relation, and its columns of sources and destinations."""
-        ends = _ends(relation, _names(files, self._choices), self._choices)
+        ends = _ends(relation, _names(files), self._choices)
         ntypes = relation[::2]
         named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
-        table = _open(files, named, self._place(), self._choices)
+        table = _open(files, named, self._scratch)
         for ntype, end in zip(ntypes, ends, strict=True):
             dtype = table.dtype(end)
-            is_compared = self._ids.get(ntype) or (end in named and isinstance(table, CsvTable))
+            is_compared = self._ids.get(ntype) or (end in named and isinstance(table, TextTable))
             if not is_compared and (dtype is None or not is_whole(dtype)):
                 why = _not_numbers(table, end) if dtype is None else f"of type {table.types[end]}"
                 raise FormatError(
@@ -401,8 +407,7 @@ def _not_numbers(table: ArrowTable, column: str) -> str:
     """Why a column is not of numbers, for messages."""
     if column not in table.text_at:
         return f"of type {table.types[column]}, not numbers"
-    row, text = table.text_at[column]
-    return f"{shown(text)} is no number ({table.where(row)})"
+    return table.text_at[column]
 
 
 def _shown_id(table: ArrowTable, column: str, row: int) -> str:
@@ -441,8 +446,7 @@ def _grouped(
     """
     groups: dict[str, list[str]] = {}
     for column in [name for name in table.types if name not in ids]:
-        numbered = NUMBERED.fullmatch(column)
-        groups.setdefault(numbered[1] if numbered else column, []).append(column)
+        groups.setdefault(_series(column), []).append(column)
     tables, left_out = {}, list[str]()
     for stem, named in groups.items():
         columns = [column for column in named if not source.skips(column)]

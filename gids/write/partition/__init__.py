@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from gids.store.names import Relation, describe_type
 from gids.store.part import part_name, refuse_part
 from gids.write.files import check_space
 from gids.write.partition.divide import Division
-from gids.write.partition.owners import METHODS, GraphMethod, hash_owners, range_owners
+from gids.write.partition.owners import FROM_FILES, METHODS, OwnerFiles, hash_owners, range_owners
 from gids.write.publish import dataset_path
 from gids.write.workplace import Workplace, finish_published
 
@@ -80,6 +80,7 @@ def partition(
     parts: int,
     *,
     method: str = "hash",
+    owners: Mapping[str, str | os.PathLike[str]] | None = None,
     seed: int = 0,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
     workers: int = 2,
@@ -92,10 +93,11 @@ def partition(
 ) -> Report | None:
     """Divide the dataset at `path` into parts, and write them to the directory `out`.
 
-    parts: 1 to 4096. method: how nodes get owners, one of METHODS. seed: of the method. allow_dirs:
-    directories outside the dataset that may contain its shards. workers: number of threads. memory_bytes:
-    limit of the memory for buffers. overwrite: replace the parts at `out`. say(sentence): prints a note.
-    on_total(bytes), on_bytes(n): progress, from any thread.
+    parts: 1 to 4096. method: how nodes get owners, one of METHODS. owners: node type ("": the only one) ->
+    .npy file with the part of each node, int[nodes], in place of a method. seed: of method "hash".
+    allow_dirs: directories outside the dataset that may contain its shards. workers: number of threads.
+    memory_bytes: limit of the memory for buffers. overwrite: replace the parts at `out`. say(sentence):
+    prints a note. on_total(bytes), on_bytes(n): progress, from any thread.
 
     Returns what each part has; None if `out` was complete already and only temporary files of an earlier run
     were left. After an interrupt, a kill or a full disk, OUT.partial remains and the same call continues.
@@ -120,7 +122,10 @@ def partition(
                     "convert the source with its edges, or without the features of these edges"
                 )
         whole, target = manifest_checksum(manifest), dataset_path(out)
-        key = {"the dataset": whole, "--parts": parts, "--method": method, "--seed": seed}
+        files = None if owners is None else OwnerFiles(owners, manifest)
+        method = method if files is None else FROM_FILES
+        key: dict[str, Any] = {"the dataset": whole, "--parts": parts, "--by": method, "--seed": seed}
+        key["--owners"] = files and files.key
         if finish_published(target, key):
             say("the parts are complete; removed the temporary files of an earlier run that was killed")
             return None
@@ -128,7 +133,7 @@ def partition(
         first = Part(0, parts, whole, method, manifest.topology_crc)
         division = Division(store, manifest, workplace, first, workers, memory_bytes, sync_bytes, on_bytes)
         try:
-            return _run(division, seed, say, on_total)
+            return _run(division, files, seed, say, on_total)
         except BaseException as error:
             explained = workplace.explain_full(error, "it") if isinstance(error, OSError) else None
             workplace.close(discard=isinstance(error, FormatError) or not workplace.has_progress)
@@ -138,35 +143,31 @@ def partition(
 
 
 def _run(
-    division: Division, seed: int, say: Callable[[str], None], on_total: Callable[[int], None]
+    division: Division,
+    files: OwnerFiles | None,
+    seed: int,
+    say: Callable[[str], None],
+    on_total: Callable[[int], None],
 ) -> Report:
     manifest, workplace, method = division.manifest, division.workplace, division.first.method
     if workplace.resumed and workplace.has_progress:
         say("resuming an unfinished partition")
     elif workplace.restart_reason:
         say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
-    by_graph = None
-    if method in ("community", "metis"):
-        by_graph = GraphMethod(method, division.store, manifest, division.memory_bytes)
     needed_bytes = division.needed_bytes()
-    if by_graph is not None and not division.has_owners():
-        needed_bytes += by_graph.scratch_bytes
     # Before the first record, so that nothing is left.
     check_space([(workplace.path.parent, needed_bytes)], [workplace.partial])
     on_total(division.work_bytes())
     workplace.needed_bytes = needed_bytes
     for root in division.roots:
         root.mkdir(exist_ok=True)
-    if by_graph is not None:
-        say(f"dividing the nodes by {method}")
 
     def owners(nodes: NodesEntry) -> Iterator[np.ndarray]:
-        if by_graph is not None:
-            yield by_graph.owners(nodes.type, division.parts, workplace.scratch, division.workers)
-        elif method == "range":
-            yield from range_owners(nodes.count, division.parts)
-        else:
-            yield from hash_owners(nodes.type, nodes.count, division.parts, seed)
+        if files is not None:
+            return files.owners(nodes.type, division.parts)
+        if method == "range":
+            return range_owners(nodes.count, division.parts)
+        return hash_owners(nodes.type, nodes.count, division.parts, seed)
 
     for entry in manifest.nodes:
         division.write_owners(entry, partial(owners, entry))

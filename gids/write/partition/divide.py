@@ -152,10 +152,6 @@ class Division:
 
     # Arrays of nodes, and owners
 
-    def has_owners(self) -> bool:
-        """Whether the owners of all nodes are written, by an earlier run perhaps."""
-        return all(self.workplace.is_done(_owners_item(nodes)) for nodes in self.manifest.nodes)
-
     def write_owners(self, nodes: NodesEntry, pieces: Callable[[], Iterator[np.ndarray]]) -> None:
         """Write the owner of every node of a type to all parts, which share the file. pieces: the owners."""
         path, dtype = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy", owner_dtype(self.parts)

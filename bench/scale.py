@@ -1,20 +1,40 @@
-"""Work and time of a step and an epoch on P ranks, in four ways of training. See docs/internals/scale.md.
+"""What does an epoch read, send and take on 1 to 1024 ranks, for four ways of training?
 
-After Balin, LaSalle and Catalyurek, "Cooperative Minibatching in Graph Neural Networks", 2023, Table 5,
-extended by the pages that caches miss and by the disk's reads per second. Called by `gids scale`.
+    python bench/scale.py papers.gids --batch-size 1024 --fanouts 10,10,10 --network-gb-s 25 --plot scale.png
+
+Samples minibatches of a dataset in one process (curves.py), and predicts seconds and bytes of an epoch on 1,
+2, 4 ... ranks for independent, partitioned, 1.5D and cooperative training. docs/papers.md has the formulas,
+after Balin, LaSalle and Catalyurek, "Cooperative Minibatching in Graph Neural Networks", 2023, Table 5,
+extended by the pages that caches miss and by the disk's reads per second.
+
+Give the rates of one rank. If several ranks share a disk or a network card, give the share of one. Without
+--storage-gb-s and --reads-per-s the dataset's disk is measured, in less than a second. Counts are within 5 %
+of real runs; seconds are estimates.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
+from curves import Curves, Point, Setting, measure
+
+from gids.bench.arguments import SAMPLERS, parse_cache_size
+from gids.bench.plot import Curve, check_plotting, plot_curves
+from gids.bench.report import check_writable
+from gids.bench.text import aligned, seconds
+from gids.cli import arguments
 from gids.io.engine import direct_works
 from gids.packs.costs import measure_rates
-from gids.scale.curves import Curves, Point
-from gids.store import Table
+from gids.sizes import format_bytes, parse_bytes
+from gids.store import FeatureStore, Table
+from gids.store.part import refuse_part
 
 MODES = ("independent", "partitioned", "1.5D", "cooperative")
 BULK = 4  # minibatches that ranks sample in one go, as gids.distributed.open()
@@ -346,3 +366,243 @@ def _memory(curves: Curves, plan: Plan, mode: str, parts: int, seeds: float, ran
     ) / split
     owners = 2 * sum(curves.node_counts.values()) if parts > 1 else 0
     return topology / parts + owners + min(plan.cache_bytes, whole / parts) + 8 * pages / parts + minibatches
+
+
+_WORTH = 1.5  # twice the ranks must be this much faster
+
+
+def rates_line(rates: Rates, measured: str) -> str:
+    return (
+        f"storage {format_bytes(int(rates.storage))}/s, {rates.reads_per_s:,.0f} reads/s{measured}; "
+        f"network {format_bytes(int(rates.network))}/s, {seconds(rates.latency_s)} per message; "
+        f"memory {format_bytes(int(rates.memory))}/s; {rates.flops / 1e12:g} Tflop/s"
+    )
+
+
+def curves_table(curves: Curves) -> str:
+    """A line per batch size."""
+    layers = len(curves.setting.fanouts)
+    titles = ["seeds", *(f"nodes {i + 1}" for i in range(layers)), *(f"edges {i + 1}" for i in range(layers))]
+    titles += ["rows/seed", "pages"]
+    rows = [
+        [
+            f"{p.batch_size:,}",
+            *(f"{n:,.0f}" for n in p.nodes[1:]),
+            *(f"{e:,.0f}" for e in p.edges),
+            f"{p.nodes[-1] / p.batch_size:.1f}",
+            f"{sum(p.pages.values()):,.0f}",
+        ]
+        for p in curves.points
+    ]
+    return aligned([titles, *rows])
+
+
+def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
+    """(title, table) of seconds, bytes and memory."""
+    return [
+        ("seconds per epoch, and the bottleneck", _by_mode(predictions, _time)),
+        ("read from storage / sent, by all ranks per epoch", _by_mode(predictions, _volume)),
+        ("memory per rank", _by_mode(predictions, _held)),
+    ]
+
+
+def plot(path: Path, title: str, predictions: Sequence[Prediction]) -> None:
+    """Draw seconds and bytes of an epoch by the number of ranks, as PNG."""
+    values: dict[str, Callable[[Prediction], float]] = {
+        "time of an epoch: seconds": lambda p: p.seconds,
+        "read from storage per epoch: GB": lambda p: p.storage_bytes / 1e9,
+        "sent per epoch: GB": lambda p: p.network_bytes / 1e9,
+    }
+    panels: dict[str, list[Curve]] = {}
+    for name, value in values.items():
+        for mode in MODES:
+            line = {p.ranks: value(p) for p in predictions if p.mode == mode and value(p)}
+            if line:
+                panels.setdefault(name, []).append((mode, list(line), list(line.values())))
+    plot_curves(path, title, panels, ("ranks", ""), log_x=True, log_y=True)
+
+
+def recommend(predictions: Sequence[Prediction]) -> str:
+    """One sentence: how many ranks, and which mode."""
+    fitting = [p for p in predictions if p.fits]
+    if not fitting:
+        least = min(predictions, key=lambda p: p.rank_bytes)
+        return (
+            f"No mode fits: the smallest, {least.mode} on {least.ranks} ranks, needs "
+            f"{format_bytes(int(least.rank_bytes))} per rank."
+        )
+    by_ranks: dict[int, Prediction] = {}  # the fastest of each
+    for p in sorted(fitting, key=lambda p: (p.ranks, p.seconds)):
+        by_ranks.setdefault(p.ranks, p)
+    chosen, *larger = by_ranks.values()
+    for p in larger:
+        if chosen.seconds < _WORTH * p.seconds:
+            break
+        chosen = p
+    way = f"{chosen.mode} training" + (f" with {chosen.copies} copies" if chosen.copies > 1 else "")
+    text = f"Take {way} on {chosen.ranks} ranks: {seconds(chosen.seconds)} per epoch"
+    alone = next((p for p in fitting if p.ranks == chosen.ranks and p.mode == MODES[0]), None)
+    if alone is not None and alone is not chosen:
+        text += f", {alone.seconds / chosen.seconds:,.1f} times as fast as independent training"
+    if chosen.ranks == 1:
+        text = f"Train on 1 rank: {seconds(chosen.seconds)} per epoch"
+    more = "; more ranks gain little" if chosen.ranks < max(by_ranks) else ""
+    return f"{text}; the bottleneck is {chosen.bottleneck}{more}."
+
+
+def _by_mode(predictions: Sequence[Prediction], show: Callable[[Prediction], str]) -> str:
+    by_key = {(p.ranks, p.mode): p for p in predictions}
+    ranks = sorted({p.ranks for p in predictions})
+    rows = [[str(n), *(show(by_key[n, m]) if (n, m) in by_key else "-" for m in MODES)] for n in ranks]
+    return aligned([["ranks", *MODES], *rows])
+
+
+def _time(p: Prediction) -> str:
+    copies = f" c={p.copies}" if p.copies > 1 else ""
+    return f"{seconds(p.seconds)} {p.bottleneck}{copies}{'' if p.fits else ' (too large)'}{_mark(p)}"
+
+
+def _volume(p: Prediction) -> str:
+    return f"{format_bytes(int(p.storage_bytes))} / {format_bytes(int(p.network_bytes))}{_mark(p)}"
+
+
+def _held(p: Prediction) -> str:
+    return format_bytes(int(p.rank_bytes)) + _mark(p)
+
+
+def _mark(p: Prediction) -> str:
+    return " ~" if p.extrapolated else ""
+
+
+_RATES = {
+    "storage_gb_s": ("storage", 1e9, "GB/s that a rank reads from storage (default: measured)"),
+    "reads_per_s": ("reads_per_s", 1.0, "random reads per second of a rank (default: measured)"),
+    "network_gb_s": ("network", 1e9, "GB/s that a rank sends while it receives as much (default: 12.5)"),
+    "latency_us": ("latency_s", 1e-6, "microseconds of a message between ranks (default: 10)"),
+    "memory_gb_s": ("memory", 1e9, "GB/s of a rank's memory, reads and writes together (default: 100)"),
+    "flops": ("flops", 1.0, "floating-point operations per second that training reaches (default: 2e13)"),
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    option = arguments.adder(parser)
+    arguments.add_path(parser, "DATASET", "a dataset with topology and features")
+    option("--sampler", SAMPLERS, f"{', '.join(SAMPLERS)} (default: neighbor)", "neighbor", "NAME")
+    arguments.add_minibatches(parser)
+    text = "minibatches over which draws stay correlated; matters with --policy lru"
+    option("--kappa", arguments.positive, text, 1, "N")
+    option("--seeds", arguments.SEEDS, "seeds", "train")
+    option("--ranks", arguments.positive, "largest number of ranks", 1024, "N")
+    option("--cache", None, "feature cache of a rank: 10%% of the pages, or 4GB", "10%", "SIZE")
+    text = "cache policy: keep the pages with the most heat, or those used last"
+    option("--policy", ["static", "lru"], text, "static")
+    option("--hidden", arguments.positive, "width of the hidden layers", 256, "N")
+    text = "memory of a rank; larger modes are not recommended (default: no limit)"
+    option("--memory", parse_bytes, text, metavar="BYTES")
+    for name, (_, _, text) in _RATES.items():
+        option(f"--{name.replace('_', '-')}", arguments.rate, text, metavar="N")
+    text = "time for sampling, about; larger minibatches are extrapolated (default: 20)"
+    option("--seconds", arguments.rate, text, 20.0, "S")
+    option("--seed", arguments.natural, "random seed", 0, "N")
+    option("--json", Path, "write curves and predictions to FILE", metavar="FILE")
+    option("--plot", Path, "draw the predictions to FILE, as PNG", metavar="FILE")
+    arguments.add_allow_dir(parser)
+    arguments.add_quiet(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.plot is not None:
+        check_plotting()
+    for path in (args.json, args.plot):
+        if path is not None:
+            check_writable(path)
+    store = FeatureStore(args.path, allow_dirs=args.allow_dir)
+    refuse_part(store, "bench/scale.py", "measure with the whole dataset")
+    tables = [t for t in store.tables.values() if isinstance(t.type, str)]
+    if not tables:
+        raise ValueError(f"{store.name} has no table of nodes")
+    _, unit, cache_bytes = parse_cache_size(args.cache, minibatches=False)
+    whole = sum(t.page_count * t.page_bytes for t in tables)
+    cache_bytes = min(whole, cache_bytes * whole if unit == "%" else cache_bytes)
+    rates, where = _rates(args, tables)
+    setting = Setting(
+        tuple(args.fanouts),
+        args.batch_size,
+        args.sampler,
+        args.kappa,
+        args.seeds,
+        args.policy,
+        args.seed,
+        args.seconds,
+    )
+    ranks = [1 << i for i in range(args.ranks.bit_length())]
+    curves = measure(store, setting, ranks[-1] * args.batch_size)
+    plan, model = Plan(cache_bytes, args.memory), Model(args.hidden, _classes(store))
+    predictions = predict_all(curves, rates, plan, model, ranks)
+    advice = recommend(predictions)
+    if args.json is not None:
+        contents = {
+            "dataset": str(args.path),
+            "setting": vars(setting),
+            "epoch_seeds": curves.epoch_seeds,
+            "rates": vars(rates),
+            "cache_bytes": cache_bytes,
+            "curves": [
+                {name: value for name, value in asdict(point).items() if name != "users"}
+                for point in curves.points
+            ],
+            "predictions": [asdict(prediction) for prediction in predictions],
+            "recommendation": advice,
+        }
+        text = json.dumps(contents, indent=2, default=lambda array: array.tolist())
+        args.json.write_text(text + "\n")
+    if args.plot is not None:
+        title = f"{store.name}: {args.sampler}, batch {args.batch_size} per rank"
+        plot(args.plot, title, predictions)
+    if args.quiet:
+        return
+    print(f"{store.name}: {curves.epoch_seeds:,} seeds, batch {args.batch_size} per rank, {args.sampler}")
+    print(f"cache of a rank: {format_bytes(int(cache_bytes))}, {args.policy}; {rates_line(rates, where)}")
+    print(f"\nminibatches by size; nodes and edges by layer, from the seeds on\n\n{curves_table(curves)}")
+    for title, table in prediction_tables(predictions):
+        print(f"\n{title}\n\n{table}")
+    if any(p.extrapolated for p in predictions):
+        print(f"\n~: extrapolated from minibatches of at most {curves.largest:,} seeds")
+    print(f"\n{advice}")
+
+
+def _rates(args: argparse.Namespace, tables: Sequence[Table]) -> tuple[Rates, str]:
+    """The rates, and what of storage was measured."""
+    rates_given = {
+        field: getattr(args, name) * unit
+        for name, (field, unit, _) in _RATES.items()
+        if getattr(args, name) is not None
+    }
+    rates, of_storage = Rates(), {"storage", "reads_per_s"} & rates_given.keys()
+    if len(of_storage) < 2:
+        rates = rates.with_storage_of(tables)
+    where = {0: " (measured)", 1: " (partly measured)", 2: ""}[len(of_storage)]
+    return replace(rates, **rates_given), where
+
+
+def _classes(store: FeatureStore) -> int:
+    classes = [v for v in store.labels.values() if v.numel() and not v.is_floating_point()]
+    return max((1 + int(labels.max()) for labels in classes), default=64)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    try:
+        run(args)
+    except (ImportError, KeyError, OSError, ValueError) as error:
+        print(f"bench/scale.py: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

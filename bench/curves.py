@@ -1,8 +1,8 @@
 """Curves by batch size: nodes and edges of each layer, rows and pages read, and pages that a cache misses.
 
 Measured by sampling minibatches of a dataset in one process, at sizes that double, and interpolated between
-them. Knows nothing of ranks, except that a source which many destinations use is wanted by many of them. The
-cache is static, with the pages that have the most heat, or LRU.
+them. The cache is static, with the pages that have the most heat, or LRU. Called by scale.py and ranks.py;
+docs/papers.md has the formulas.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gids import _core
-from gids.bench.sampling import SeedOrder, input_nodes, make_sampler
+from gids.bench.sampling import input_nodes, make_sampler
 from gids.bench.trace import TouchedPages
 from gids.cache.feature_cache import page_weights
 from gids.heat import choose_seeds
-from gids.sampler import Block, Minibatch, Sampler, Topology
+from gids.sampler import Block, Minibatch, Topology
+from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table, graphs_of
 from gids.store.names import Relation
 
@@ -131,12 +133,10 @@ class Curves:
         return float(min(most, v0 * (batch_size / b0) ** slope))
 
 
-def measure(
-    store: FeatureStore, setting: Setting, largest: int, on_point: Callable[[int], None] = lambda _: None
-) -> Curves:
+def measure(store: FeatureStore, setting: Setting, largest: int) -> Curves:
     """The curves of a dataset up to minibatches of `largest` seeds, or of all seeds if these are fewer.
 
-    on_point: called with each batch size before it is sampled. Raises FormatError for a dataset without
+    Raises FormatError for a dataset without
     topology, ValueError for a wrong setting.
     """
     graphs = graphs_of(store)
@@ -153,7 +153,6 @@ def measure(
         left = setting.seconds - (time.monotonic() - begun)
         if len(points) > 1 and (2.5 * before > left or 2 * points[-1].edges.sum() > _MOST_EDGES):
             break
-        on_point(size)
         start = time.monotonic()
         points.append(_point(setting, topology, tables, ranks, seeds, size))
         before = time.monotonic() - start
@@ -188,7 +187,7 @@ def _point(
 ) -> Point:
     """Sample minibatches of one size. ranks: of the tables whose caches are static; see rank_of_pages()."""
     # Layers of LADIES grow with the minibatch.
-    sampler: Sampler = make_sampler(
+    sampler = make_sampler(
         setting.sampler, setting.fanouts, size, threads=setting.threads, kappa=setting.kappa
     )
     caches: dict[str, Static | LeastRecent] = {
@@ -208,11 +207,7 @@ def _point(
         """
         first = number * size
         minibatch = sampler.sample(
-            topology,
-            seeds.take(first, size),
-            seed=setting.seed,
-            epoch=first // len(seeds),
-            step=number,
+            topology, seeds.take(first, size), seed=setting.seed, epoch=first // len(seeds), step=number
         )
         rows = {t: len(input_nodes(minibatch, t)) for t in topology.node_types}
         page_counts = {}
@@ -220,8 +215,8 @@ def _point(
             pages = touched[name].of(input_nodes(minibatch, str(table.type)).numpy())
             caches[name].add(pages)
             page_counts[name] = len(pages)
-        nodes, edges, uses = layers_of(minibatch)
-        return [*nodes, sum(rows.values())], edges, rows, uses, page_counts
+        nodes_by_layer, edges, uses = layers_of(minibatch)
+        return [*nodes_by_layer, sum(rows.values())], edges, rows, uses, page_counts
 
     count = 1
     if size < len(seeds):
@@ -245,6 +240,27 @@ def _point(
         {name: float(np.mean([of_minibatch[name] for of_minibatch in pages])) for name in tables},
         {name: cache.misses() for name, cache in caches.items()},
     )
+
+
+class SeedOrder:
+    """Seeds by node type in random order, over all types, epoch after epoch."""
+
+    def __init__(self, seeds: Mapping[str, Ids], *, homogeneous: bool, seed: int) -> None:
+        self._homogeneous, self._names = homogeneous, list(seeds)
+        types = np.repeat(np.arange(len(seeds)), [len(ids) for ids in seeds.values()])
+        order = np.random.default_rng(seed).permutation(len(types))
+        self._ids, self._types = np.concatenate(list(seeds.values()))[order], types[order]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def take(self, first: int, count: int) -> PerType:
+        """`count` seeds from a position of the endless order on; all seeds, if there are fewer."""
+        chosen = np.arange(first, first + min(count, len(self))) % len(self)
+        ids, types = self._ids[chosen], self._types[chosen]
+        if self._homogeneous:
+            return torch.from_numpy(ids)
+        return {name: torch.from_numpy(ids[types == i]) for i, name in enumerate(self._names)}
 
 
 def layers_of(minibatch: Minibatch) -> tuple[list[int], list[int], list[Uses]]:

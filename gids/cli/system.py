@@ -1,7 +1,7 @@
-"""The machine, for reports and benchmarks; and what it can do for gids, for `gids info --system [PATH]`.
+"""What this machine can do for gids: `gids info --system [PATH]`.
 
-Each item of the latter is one small function. Nothing here fails because a part of the machine or a package
-is absent. Files of /proc and /sys are read below `root`, so that tests can replace them.
+Each item is one small function. Nothing here fails because a part of the machine or a package is absent.
+Files of /proc and /sys are read below `root`, so that tests can replace them.
 """
 
 from __future__ import annotations
@@ -14,93 +14,18 @@ import re
 import resource
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gids
+from gids.bench.machine import PACKAGES, fields, memory_bytes, package_version
 from gids.cuda.driver import Driver, ask_driver
 from gids.io.device.kvikio_reader import why_no_gds
 from gids.sizes import format_bytes, memory_groups
 
-PACKAGES = {
-    "numpy": ("numpy",),
-    "torch": ("torch",),
-    "dgl": ("dgl",),
-    "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
-    "kvikio": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
-    "matplotlib": ("matplotlib",),
-}
-"""The packages that gids can use -> the names under which they are distributed."""
 _MEMLOCK_BYTES = 1 << 30  # the largest buffer that can be registered
 _IPC_LOCK = 1 << 14  # the capability for which the limit does not count; root lacks it in a container
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
-
-
-@dataclass(frozen=True)
-class Machine:
-    """cores: those that this process may use. Memory is None where /proc/meminfo does not say."""
-
-    processor: str
-    cores: int
-    all_cores: int
-    memory_bytes: int | None
-    available_bytes: int | None
-    kernel: str
-    load_average: float
-    gpus: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The object "machine" of docs/bench-schema.json."""
-        left_out = ("all_cores", "available_bytes")
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
-
-
-def this_machine(root: Path = Path("/"), driver: Driver | None = None) -> Machine:
-    """Describe this machine. root: the folder of proc. driver: None asks the CUDA driver."""
-    memory = _fields(root / "proc/meminfo")
-
-    def bytes_of(name: str) -> int | None:
-        number = memory.get(name, "").removesuffix(" kB")
-        return 1024 * int(number) if number.isdigit() else None
-
-    return Machine(
-        processor=_fields(root / "proc/cpuinfo").get("model name") or platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
-        all_cores=os.cpu_count() or 1,
-        memory_bytes=bytes_of("MemTotal"),
-        available_bytes=bytes_of("MemAvailable"),
-        kernel=platform.release(),
-        load_average=os.getloadavg()[0],
-        gpus=tuple(device.name for device in (driver or ask_driver()).devices),
-    )
-
-
-def package_version(name: str) -> str | None:
-    """The installed version of a package of PACKAGES; None if it is not installed."""
-    for candidate in PACKAGES[name]:
-        try:
-            return version(candidate)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the installed packages."""
-    installed = {name: number for name in PACKAGES if (number := package_version(name))}
-    return {"python": platform.python_version(), "gids": gids.__version__, **installed}
-
-
-def _fields(path: Path) -> dict[str, str]:
-    """`name: value` lines of a file; of equal names the first."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    pairs = [line.partition(":") for line in reversed(lines)]
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 @dataclass(frozen=True)
@@ -126,12 +51,11 @@ def describe_system(
     file of 8 KiB, if path is a directory without a dataset.
     """
     driver = ask_driver(load)
-    machine = this_machine(root, driver)
     has_gpu = bool(driver.devices)
     return [
-        _kernel(machine.kernel),
-        _cores(machine),
-        _memory(root, machine),
+        _kernel(platform.release()),
+        _cores(),
+        _memory(root),
         *_file_system(path),
         _memlock(root),
         *_cuda(driver),
@@ -164,14 +88,14 @@ def _kernel(release: str) -> Item:
     return Item("kernel", f"{platform.system()} {release}", advice if old else "")
 
 
-def _cores(machine: Machine) -> Item:
+def _cores() -> Item:
     advice = "this process is limited to some of the cores: see taskset and cpusets"
-    limited = machine.cores < machine.all_cores
-    return Item("cores", f"{machine.cores} of {machine.all_cores}", advice if limited else "")
+    cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return Item("cores", f"{cores} of {all_cores}", advice if cores < all_cores else "")
 
 
-def _memory(root: Path, machine: Machine) -> Item:
-    total, available = machine.memory_bytes, machine.available_bytes
+def _memory(root: Path) -> Item:
+    total, available = memory_bytes("MemTotal", root), memory_bytes("MemAvailable", root)
     if total is None or available is None:
         return Item("memory", "unknown: not in /proc/meminfo")
     state = f"{format_bytes(total)}, {format_bytes(available)} available"
@@ -230,7 +154,7 @@ def _some_file(path: Path) -> Iterator[Path]:
 
 
 def _memlock(root: Path) -> Item:
-    capabilities = int(_fields(root / "proc/self/status").get("CapEff", "0"), 16)
+    capabilities = int(fields(root / "proc/self/status").get("CapEff", "0"), 16)
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
     fine = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES or bool(capabilities & _IPC_LOCK)

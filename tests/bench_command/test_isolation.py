@@ -1,0 +1,110 @@
+"""Fresh processes: their input, answer and failures, the cold page cache and the memory limit."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gids.bench.isolation import FreshProcessError, MemoryGroup, cached_share, run_fresh
+from gids.io import drop_page_cache
+
+HEAD = """
+import os, subprocess, sys, time
+from gids.bench.isolation import limit_own_memory
+def run(config):
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Make the body of run(config) a module, and return its name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def write(body: str) -> str:
+        (tmp_path / "fresh_program.py").write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    "))
+        return "fresh_program"
+
+    return write
+
+
+@pytest.fixture
+def group():
+    try:
+        made = MemoryGroup()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup here: {error}")
+    with made:
+        yield made
+    assert not made.path.exists()
+
+
+def test_a_fresh_process_answers_without_huge_pages_and_its_children_die_with_it(program):
+    name = program("""
+        child = subprocess.Popen(["sleep", "600"])
+        huge = [line.split()[1] for line in open("/proc/self/status") if line.startswith("THP_enabled")]
+        return {"child": child.pid, "huge": huge, "arenas": os.environ["MALLOC_ARENA_MAX"], **config}
+    """)
+    result = run_fresh(name, {"a": [1, 2]})
+    status = Path(f"/proc/{result.pop('child')}/status")
+    assert result.pop("huge") in ([], ["0"])
+    assert result == {"a": [1, 2], "arenas": "2"}
+    for _ in range(600):
+        try:
+            if "State:\tZ" in status.read_text():
+                return
+        except OSError:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{status} is still there")
+
+
+@pytest.mark.parametrize(
+    ("body", "timeout_s", "reason"),
+    [
+        ("raise KeyError('no table here')", 60, "failed (exit status 1): KeyError: 'no table here'"),
+        ("os.kill(os.getpid(), 11)", 60, "failed (exit status -11)"),
+        ("time.sleep(3600)", 1, "did not end within 1 s and was stopped: the disk may be very slow or busy"),
+    ],
+)
+def test_a_failed_process_has_a_reason(program, body, timeout_s, reason):
+    with pytest.raises(FreshProcessError) as failed:
+        run_fresh(program(body), {}, timeout_s=timeout_s)
+    assert failed.value.reason == reason
+
+
+def test_a_limit_counts_children_and_a_killed_one_is_the_reason_of_the_failure(program, group):
+    name = program("""
+        limit_own_memory(200 << 20)
+        subprocess.run([sys.executable, "-c", "bytearray(b'1') * (400 << 20)"], check=True)
+        return {}
+    """)
+    with pytest.raises(FreshProcessError, match="needed more memory than its limit"):
+        run_fresh(name, {}, group=group)
+
+
+def test_a_limit_counts_the_page_cache(program, group, tmp_path, on_disk):
+    np.ones(25_000_000).tofile(tmp_path / "data")  # 200 MB
+    drop_page_cache(tmp_path / "data")
+    name = program("""
+        limit_own_memory(100 << 20)
+        with open(config["path"], "rb") as file:
+            while file.read(1 << 20):
+                pass
+        return {}
+    """)
+    run_fresh(name, {"path": str(tmp_path / "data")}, group=group)
+    assert cached_share(tmp_path / "data") < 0.7
+
+
+def test_cached_share_follows_the_page_cache(tmp_path, on_disk):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1_000_000))
+    assert cached_share(path) == 1
+    drop_page_cache(path)
+    assert cached_share(path) == 0
+    path.write_bytes(b"")
+    assert cached_share(path) == 0
