@@ -205,14 +205,6 @@ def test_the_tests_under_compute_sanitizer_exist():
         assert (f"def {name}(" if name else "def test_") in (gpu_check.ROOT / path).read_text(), test
 
 
-def test_without_compute_sanitizer_its_steps_are_skipped(check, monkeypatch):
-    monkeypatch.setattr(gpu_check, "find_sanitizer", lambda: None)
-    gpu_check.add_sanitized(check, "memcheck", gpu_check.sanitize(check, "memcheck"))
-    assert check.steps[0].result == "skipped"
-    assert "was not found on the PATH" in check.steps[0].note
-    assert check.status == 0
-
-
 def bench_that(folder, body):
     (folder / "bench").mkdir(exist_ok=True)
     (folder / "bench/gpu.py").write_text(

@@ -58,10 +58,6 @@ def windowed(
     return EpochStream(Sampled(batches), reader, lambda batch: batch)
 
 
-def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, table: RawTable) -> None:
-    assert set(cache._host.stats()[table.name]) <= set(cache.stats()[table.name])
-
-
 def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
     make: Make, device: Device, table: RawTable
 ) -> None:

@@ -85,11 +85,6 @@ def test_invalid_sizes_print_one_line_and_leave_nothing(tmp_path, refused, argum
     assert list(tmp_path.iterdir()) == []
 
 
-def test_few_nodes_have_one_class_each(tmp_path):
-    gids("generate", tmp_path / "g", "--nodes", "10", "--dim", "4")
-    assert np.load(tmp_path / "g/labels.npy").max() == 9
-
-
 def test_existing_directory_is_kept(tmp_path, refused):
     assert "already exists: choose another name" in refused("generate", tmp_path, *SMALL)
 

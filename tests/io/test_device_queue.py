@@ -305,17 +305,6 @@ def launched(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 
 @both_waits
-def test_fewer_requests_than_rows_leave_the_rest_untouched(setup: Setup, wait: str) -> None:
-    requests, queue = setup.requests(50), setup.queue(64, wait=wait)
-    for count, rows in [(0, 50), (17, 50), (50, 33), (50, 0)]:
-        _, errors = setup.read(queue, requests, count, rows)
-        got = min(count, rows)
-        assert (errors[:got] == 0).all()
-        assert (errors[got:] == -1).all()
-    assert queue.stats()["taken"] == 17 + 33
-
-
-@both_waits
 @pytest.mark.parametrize("page_bytes", [16, 520, 4096, 12288])
 def test_pages_of_any_length_land_at_any_address(
     setup: Setup, tmp_path: Path, wait: str, page_bytes: int

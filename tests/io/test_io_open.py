@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import logging
 import os
 import resource
 import shutil
@@ -265,14 +264,6 @@ def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path
     assert reason in refused
     assert "'io_uring': False" in probed
     assert done.stderr.count("gids WARNING I/O engine threads") == 1
-
-
-def test_a_fallback_is_not_logged_for_an_engine_asked_for_by_name(
-    shards: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="gids"):
-        gids.io.open_engine(shards, "threads").close()
-    assert not caplog.records
 
 
 def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[Path], kind: str) -> None:
