@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gids import _core
+from gids.convert.options import Options, ReadRows
 from gids.convert.source import Source, StoredTable, TableSource
 from gids.errors import FormatError
 from gids.store.geometry import DEFAULT_PAGE_BYTES, SECTOR_BYTES, SHORT_ROW_BYTES, Geometry, best_page_bytes
@@ -24,18 +24,10 @@ from gids.store.table import Table
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.row_order import check_memory, co_read_order, community_order, degree_order
 
-if TYPE_CHECKING:
-    from gids.convert.run import Options
-
 ORDERS = ("original", "degree", "community", "trace")
 _FILE_BYTES = 8192
 
 Compute = Callable[[], np.ndarray]
-ReadRows = Callable[[str, int], Callable[[], Iterable[np.ndarray]] | None]
-"""(table, number of rows) -> a function that returns the rows of each minibatch of a trace, int64[n].
-
-None for an unknown table. Raises FormatError for a table of another size, and for a trace of pages.
-"""
 
 
 @dataclass(frozen=True)
@@ -157,12 +149,9 @@ class RowOrders:
             if (minibatches := options.read_rows(name, count)) is None:
                 self.say(f"{name} is in the order of its ids: the trace has no rows of this table")
                 return None
-            return self._within_memory(
-                method,
-                count,
-                lambda: co_read_order(
-                    minibatches, count, writer.scratch, options.memory_bytes, workers=options.workers
-                ),
+            check_memory(method, count, options.memory_bytes)
+            return lambda: co_read_order(
+                minibatches, count, writer.scratch, options.memory_bytes, workers=options.workers
             )
         assert isinstance(table.type, str)
         if (first := self._written.setdefault(table.type, name)) != name:
@@ -175,19 +164,8 @@ class RowOrders:
         graphs = writer.in_edges(table.type) if method == "community" else []
         if method == "community" and not graphs:
             self.say(f"{name} is ordered by degree: no relation is from {table.type!r} to {table.type!r}")
-        return self._within_memory(
-            method, count, lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
-        )
-
-    def _within_memory(self, method: str, count: int, compute: Compute) -> Compute:
-        """The same function, which raises FormatError if it needs more memory than there is. An order that is
-        on disk when a conversion resumes is not computed, and needs none."""
-
-        def checked() -> np.ndarray:
-            check_memory(method, count, self.options.memory_bytes)
-            return compute()
-
-        return checked
+        check_memory(method, count, options.memory_bytes)
+        return lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
 
 
 def check_order(method: str | None, read_rows: ReadRows | None, source: Source) -> None:

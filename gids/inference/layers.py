@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,9 +22,11 @@ import torch
 from gids.cache.output_dtype import out_dtype_of, out_row_bytes
 from gids.errors import MemoryBudgetError
 from gids.sampler import Block, Minibatch, Neighbor, Topology
-from gids.store import FeatureStore, Table
-from gids.store.names import Relation
-from gids.write import create_table, temporary_table
+from gids.store import Table
+from gids.store.files import Locator
+from gids.store.geometry import DEFAULT_PAGE_BYTES
+from gids.store.manifest import TableEntry, table_entry
+from gids.store.names import Relation, shard_paths, table_path
 from gids.write.table_writer import TableWriter
 
 Layer = Callable[..., Any]
@@ -114,55 +118,53 @@ def per_type(values: dict[Type, torch.Tensor], homogeneous: bool) -> torch.Tenso
     return next(iter(values.values())) if homogeneous else values
 
 
-class TableSink:
-    """A table of `count` nodes of a type. It is created when the first rows show their shape.
+def scratch_table(folder: Path, ntype: str, shape: tuple[int, ...], dtype: torch.dtype) -> TableWriter:
+    """A table of nodes in a folder of its layer, which is no dataset."""
+    path = table_path(ntype, "rows")
+    entry = table_entry(
+        "node",
+        ntype,
+        "rows",
+        shape,
+        dtype,
+        page_bytes=DEFAULT_PAGE_BYTES,
+        shards=shard_paths(path, [], 1),
+        checksums=f"tables/{path}/checksum.bin",
+    )
+    return TableWriter(folder, entry, lambda _: None)
 
-    dtype: of floating-point rows; other rows keep theirs. key: of the table (None: a temporary one). replace:
-    a table of that name.
+
+class TableSink:
+    """A table of `count` nodes of a type. It is begun when the first rows show their shape.
+
+    begin(shape, dtype): makes the table. dtype: of floating-point rows; other rows keep theirs. write() takes
+    the rows in their order.
     """
 
     def __init__(
-        self,
-        store: FeatureStore,
-        ntype: str,
-        count: int,
-        dtype: torch.dtype,
-        *,
-        key: str | None = None,
-        replace: bool = False,
+        self, begin: Callable[[tuple[int, ...], torch.dtype], TableWriter], count: int, dtype: torch.dtype
     ) -> None:
-        self._store, self._ntype, self._count, self._dtype = store, ntype, count, dtype
-        self._key, self._replace = key, replace
+        self._begin, self._count, self._dtype = begin, count, dtype
         self._writer: TableWriter | None = None
         self.layer_dtype = dtype
         """The dtype of the layer's rows."""
 
-    @property
-    def writer(self) -> TableWriter:
-        assert self._writer is not None, "write() was never called"
-        return self._writer
-
-    def write(self, start: int, rows: torch.Tensor) -> None:
+    def write(self, _start: int, rows: torch.Tensor) -> None:
         if self._writer is None:
             self.layer_dtype = rows.dtype
             dtype = self._dtype if rows.dtype.is_floating_point else rows.dtype
-            shape, key = tuple(rows.shape[1:]), self._key
-            if key is None:
-                self._writer = temporary_table(self._store, self._ntype, self._count, shape, dtype)
-            else:
-                self._writer = create_table(
-                    self._store, key, self._count, shape, dtype, type_=self._ntype, replace=self._replace
-                )
-        self._writer.write(start, rows)
+            self._writer = self._begin((self._count, *rows.shape[1:]), dtype)
+        self._writer.write(rows)
 
-    def finish(self) -> Table:
-        """The finished table."""
-        return self.writer.finish()
+    def finish(self) -> TableEntry:
+        """The entry of the finished table."""
+        assert self._writer is not None, "write() was never called"
+        return self._writer.finish()
 
-    def discard(self) -> None:
-        """Remove the table, unless it was published."""
+    def close(self) -> None:
+        """Close the files."""
         if self._writer is not None:
-            self._writer.discard()
+            self._writer.close()
 
 
 class TensorSink:
@@ -358,8 +360,8 @@ class Inputs:
     """The tables that a layer reads: at most one per node type, and tables of edges.
 
     nodes: tables by type. dtypes: of the rows that the layer gets, by type. targets: the nodes whose rows the
-    tables hold (None: all nodes; then layers get ids of types without a table). sinks: that wrote the tables.
-    Attributes: edges; tables: all tables by the names that the loader uses.
+    tables hold (None: all nodes; then layers get ids of types without a table). folder: of tables that a
+    layer wrote. Attributes: edges; tables: all tables by the names that the loader uses.
     """
 
     def __init__(
@@ -368,17 +370,20 @@ class Inputs:
         dtypes: Mapping[str, torch.dtype],
         edges: EdgeFeatures,
         targets: Targets | None = None,
-        sinks: Iterable[TableSink] = (),
+        folder: Path | None = None,
     ) -> None:
         self.edges, self.tables = edges, {**nodes, **edges.tables}
-        self._nodes, self._dtypes, self._targets, self._sinks = nodes, dtypes, targets, list(sinks)
+        self._nodes, self._dtypes, self._targets, self._folder = nodes, dtypes, targets, folder
 
     @classmethod
-    def written(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
-        """The inputs that a layer wrote for these targets."""
-        tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
+    def written(
+        cls, sinks: Mapping[str, TableSink], folder: Path, targets: Targets, edges: EdgeFeatures
+    ) -> Inputs:
+        """The inputs that a layer wrote to a folder for these targets."""
+        locate = Locator(folder)
+        tables = {ntype: Table(sink.finish(), locate, folder.name) for ntype, sink in sinks.items()}
         dtypes = {ntype: sink.layer_dtype for ntype, sink in sinks.items()}
-        return cls(tables, dtypes, edges, targets, sinks.values())
+        return cls(tables, dtypes, edges, targets, folder)
 
     @property
     def row_bytes(self) -> int:
@@ -411,5 +416,5 @@ class Inputs:
 
     def discard(self) -> None:
         """Remove the tables that a layer wrote."""
-        for sink in self._sinks:
-            sink.discard()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)

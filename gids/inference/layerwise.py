@@ -7,10 +7,13 @@ of blocks so that cache, rows and blocks stay within the budget for every graph.
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +39,7 @@ from gids.inference.layers import (
     block_on,
     output_of,
     per_type,
+    scratch_table,
 )
 from gids.io import queue_depth
 from gids.loader import FeatureLoader
@@ -47,9 +51,10 @@ from gids.sampler import Minibatch, Topology
 from gids.sampler.minibatch import PerType
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table, graphs_of
-from gids.store.names import check_name, describe_type, table_name, table_path
+from gids.store.ids import ID_ROLES
+from gids.store.names import check_name, describe_type, table_path
+from gids.write import DatasetWriter
 from gids.write.export import export_by_id, table_rows
-from gids.write.table_writer import publish_tables
 
 _EXPORT_BYTES = 64 << 20
 _EXPORT_ROWS = 1 << 16
@@ -69,9 +74,9 @@ class LayerwiseResult:
     """The result of layerwise.
 
     values: the last layer's output, [n, …] on the CPU, in the order of `nodes`, or a dictionary by node type;
-    None if it was written to tables. store: the dataset with the new tables. tables: the new tables, by node
-    type. layers: for each layer the number of nodes and blocks, seconds, and the FeatureLoader's stats.
-    nodes: the nodes of each type (None: all).
+    None if it was written. store: the dataset that was written, else the one that was read. tables: of the
+    dataset that was written, by node type. layers: for each layer the number of nodes and blocks, seconds,
+    and the FeatureLoader's stats. nodes: the nodes of each type (None: all).
     """
 
     values: PerType | None
@@ -127,8 +132,8 @@ def layerwise(
     tables: Tables | None = None,
     edge_tables: Tables = (),
     nodes: torch.Tensor | Mapping[str, torch.Tensor | None] | None = None,
-    output: str | None = None,
-    replace: bool = False,
+    output: str | os.PathLike[str] | None = None,
+    key: str = "output",
     dtype: torch.dtype = torch.float32,
     feature_dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
@@ -152,17 +157,19 @@ def layerwise(
             [block.num_edges, …], or a dictionary by relation for the relations with a table.
         nodes: the nodes to compute: int64[n], or a dictionary by node type (None: all nodes of the type).
             None: all nodes of all types.
-        output: key of the tables for the last layer's output, TYPE.KEY for each type; requires all nodes.
-            None: return the output in memory.
-        replace: replace existing tables of that name.
+        output: path of a new dataset with the last layer's output, to be opened beside the first one:
+            gids.open([dataset, output]); requires all nodes. It has the ids of the nodes. None: return the
+            output in memory.
+        key: of its tables, TYPE.KEY for each type.
         dtype: dtype of floating-point rows in all written tables. The rows that a layer gets from the one
             before are rounded to this dtype, and have the dtype that the layer before returned.
         feature_dtype: dtype of node and edge features, as in FeatureLoader (None: the stored one).
         device: device of the rows that layers get, "cpu" or a CUDA device.
         progress: called after every block as progress(layer, nodes done, nodes of this layer).
 
-    Intermediate tables are stored beside the dataset's and are removed at the end, also after an error.
-    Layers run under torch.no_grad(). The caller sets the model's mode.
+    The rows between two layers are on disk, in OUTPUT.partial or, without output, in a new directory beside
+    the dataset, NAME.layers-XXXXXXXX. It is removed at the end, also after an error; after a kill you may
+    remove it. Layers run under torch.no_grad(). The caller sets the model's mode.
 
     Raises KeyError for an unknown table or type, FileExistsError for an output that exists, IndexError for a
     node out of range, FormatError for a dataset without topology or a value that does not fit dtype,
@@ -180,7 +187,7 @@ def layerwise(
     topology = Topology(graphs[0] if homogeneous else graphs)
     asked = _Asked(topology, nodes)
     if output is not None:
-        _check_output(opened, asked, output, replace)
+        _check_output(asked, key)
     stores = opened_source.stores
     features = _tables_by_type(stores, topology, tables, "node", "tables=")
     edge_features = _tables_by_type(stores, topology, edge_tables, "edge", "edge_tables=")
@@ -191,46 +198,53 @@ def layerwise(
     for _ in range(layers.count - 1):
         targets.insert(0, near.needed_by(targets[0]))
     with ExitStack() as stack:
-
-        def table_sinks(wanted: Targets, key: str | None = None) -> dict[str, TableSink]:
-            sinks = {
-                t: TableSink(opened, t, wanted.count_of(t), dtype, key=key, replace=replace)
-                for t in wanted.nodes
-            }
-            for sink in sinks.values():
-                stack.callback(sink.discard)
-            return sinks
-
+        writer = None
+        if output is not None:
+            writer = DatasetWriter(output)
+            stack.callback(writer.close, discard=True)
         dtypes = {ntype: out_dtype_of(table, feature_dtype) for ntype, table in features.items()}
         inputs = Inputs(features, dtypes, edges)
+        if layers.count > 1:
+            scratch = writer.scratch if writer is not None else _scratch_beside(opened.path, stack)
         for index, wanted in enumerate(targets[:-1]):
-            made = run.layer(index, inputs, wanted, table_sinks(wanted))
+            folder = scratch / f"layer-{index}"
+            begin = {t: partial(scratch_table, folder, t) for t in wanted.nodes}
+            sinks = {t: TableSink(begin[t], wanted.count_of(t), dtype) for t in wanted.nodes}
+            for sink in sinks.values():
+                stack.callback(sink.close)
+            made = run.layer(index, inputs, wanted, sinks)
             inputs.discard()
-            inputs = Inputs.written(made, wanted, edges)
+            inputs = Inputs.written(made, folder, wanted, edges)
         last, index = targets[-1], layers.count - 1
-        if output is None:
+        if writer is None:
             tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
             values = {t: sink.values for t, sink in run.layer(index, inputs, last, tensors).items()}
             return LayerwiseResult(asked.in_order(values), opened, layers=run.stats, nodes=asked.given)
-        written = run.layer(index, inputs, last, table_sinks(last, output))
-        writers = {t: sink.writer for t, sink in written.items()}
-        inputs.discard()  # before publishing, so that a kill afterwards leaves nothing
-        reopened = publish_tables(list(writers.values()))
-        named = {t: reopened.table(writer.name) for t, writer in writers.items()}
-        return LayerwiseResult(None, reopened, named, run.stats, asked.given)
+        begin = {t: partial(writer.open_table, "node", t, key) for t in last.nodes}
+        sinks = {t: TableSink(begin[t], last.count_of(t), dtype) for t in last.nodes}
+        names = {t: sink.finish().name for t, sink in run.layer(index, inputs, last, sinks).items()}
+        for nodes_entry in opened.manifest.nodes:
+            for role in nodes_entry.arrays.keys() & ID_ROLES if nodes_entry.type in names else ():
+                writer.copy_node_array(nodes_entry.type, role, opened.locate.rows(nodes_entry.arrays[role]))
+        writer.commit()
+        store = FeatureStore(writer.path)
+        tables_of = {t: store.table(name) for t, name in names.items()}
+        return LayerwiseResult(None, store, tables_of, run.stats, asked.given)
 
 
-def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -> None:
+def _scratch_beside(path: Path, stack: ExitStack) -> Path:
+    """A new directory on the disk of the dataset, until the stack closes."""
+    made = tempfile.TemporaryDirectory(prefix=f"{path.name}.layers-", dir=path.parent)
+    return Path(stack.enter_context(made))
+
+
+def _check_output(asked: _Asked, key: str) -> None:
     """Check the output before anything is computed."""
     if not asked.all_nodes:
         raise ValueError("output= needs all nodes, but nodes= selects some: leave one of them out")
-    check_name(key, "output=")
+    check_name(key, "key=")
     for ntype in asked.nodes:
-        name, _ = table_name(ntype, key), table_path(ntype, key)  # which checks its length
-        if name in store.tables and not replace:
-            raise FileExistsError(
-                f"{store.name} already has a table {name!r}: give another key, or replace=True"
-            )
+        table_path(ntype, key)  # which checks its length
 
 
 def _tables_by_type(

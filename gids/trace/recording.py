@@ -389,7 +389,7 @@ class RowTrace(Trace):
             )
 
     def minibatches(self, table: str, row_count: int) -> Callable[[], Iterable[Pages]] | None:
-        """The rows of each minibatch, as a gids.convert.layout.ReadRows returns them."""
+        """The rows of each minibatch, as a gids.convert.options.ReadRows returns them."""
         if table not in [t.name for t in self.tables]:
             return None
         number = self.table_number(table)

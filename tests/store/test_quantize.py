@@ -71,8 +71,9 @@ def test_extreme_values_keep_the_bound(tmp_path, dtype, scale):
     values = torch.cartesian_prod(magnitudes, sign).prod(1)
     if dtype == torch.int8:
         values = torch.cat([values, torch.tensor([torch.finfo(torch.float32).max])])
-    for rows in (values.view(-1, 1), values.view(1, -1), torch.stack([values, values.flip(0)])):
-        table, (narrowing, tally) = write(tmp_path / "a.gids", rows, dtype, scale, overwrite=True)
+    shapes = (values.view(-1, 1), values.view(1, -1), torch.stack([values, values.flip(0)]))
+    for number, rows in enumerate(shapes):
+        table, (narrowing, tally) = write(tmp_path / f"{number}.gids", rows, dtype, scale)
         found = table.read_rows(range(len(rows)))
         assert torch.isfinite(found).all()
         error = (found.double() - rows.double()).abs()

@@ -17,7 +17,7 @@ from gids.heat import reverse_pagerank, sampled_counts
 from gids.inference import layerwise
 from gids.store import NotHeldError, verify
 from gids.store.part import part_paths
-from gids.write import DatasetWriter, create_table
+from gids.write import DatasetWriter
 from gids.write.partition import partition
 from gids.write.partition.owners import hash_owners
 
@@ -158,7 +158,6 @@ SEEDS = {"paper": np.arange(9)}
 NEEDS_ALL_PARTS = {
     "NodeLoader": (lambda part: NodeLoader(part, [1], [5], batch_size=8), "gids.distributed.open()"),
     "layerwise": (lambda part: layerwise([], part.path), "gids.inference needs all parts"),
-    "create_table": (lambda part: create_table(part, "paper.more", 700, 4), "add the table to the whole"),
     "partition": (lambda part: partition(part.path, "/nonexistent/again", 2), "partition the whole dataset"),
     "reverse_pagerank": (lambda part: reverse_pagerank(part, SEEDS), "compute the heat of the whole dataset"),
     "sampled_counts": (

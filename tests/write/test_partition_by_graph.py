@@ -166,23 +166,6 @@ def test_a_graph_is_needed_and_memory_for_its_nodes(clustered, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "b.gids"]
 
 
-def test_owners_that_are_on_disk_need_no_memory(tmp_path):
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        ends = edge_list(np.array([0]), np.array([1]), num_src=100_000, num_dst=100_000)
-        writer.write_edges(("_N", "_E", "_N"), ends)
-    done = []
-
-    def stop(size_bytes):
-        done.append(size_bytes)
-        if len(done) == 2:  # the owners are written
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        partition(tmp_path / "a.gids", tmp_path / "parts", 2, method="community", on_bytes=stop)
-    partition(tmp_path / "a.gids", tmp_path / "parts", 2, method="community", memory_bytes=1 << 20)
-    assert list(verify(tmp_path / "parts")) == []
-
-
 @pytest.mark.parametrize("kind", ["skewed", "two types"])
 def test_communities_do_not_depend_on_threads_and_memory(skewed, tmp_path, kind):
     source = skewed if kind == "skewed" else write_rich_dataset(tmp_path / "mag.gids")
