@@ -475,7 +475,7 @@ def test_inference_writes_its_output_by_id(tmp_path, suffix):
     assert list(exported) == list(dict.fromkeys(wanted))
     for id_, row in exported.items():
         np.testing.assert_allclose(row, sums[id_], atol=1e-5)
-    result = layerwise([layer], store, tables=tables, output="sum")
+    result = layerwise([layer], store, tables=tables, output=tmp_path / "sum.gids", key="sum")
     result.export(out, ntype="paper", overwrite=True)
     exported = read_by_id(out, "output")
     assert list(exported) == TEXTS
