@@ -10,7 +10,6 @@ from datasets import write_dataset
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.write import restripe
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +112,6 @@ def test_export_of_a_part_without_rows_is_a_file_without_rows(dataset, tmp_path)
     assert not FeatureStore(part).tables["author.feat"].row_count
     gids("export", part, "author.feat", tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().startswith('"id","feat_0","feat_1",')
-
-
-def test_a_part_is_moved_to_other_disks(parts, tmp_path):
-    (tmp_path / "ssd").mkdir()
-    part = str(parts / "part-001.gids")
-    restripe(part, [tmp_path / "ssd"])
-    gids("verify", parts, "--allow-dir", tmp_path / "ssd", "--quiet")
-    store = FeatureStore(part, allow_dirs=[tmp_path / "ssd"])
-    assert store.part.index == 1
-    assert len(store.read_rows(store.tables["paper.feat"].held.ids(), "paper.feat"))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ import gids
 import gids.pyg
 from gids.loader import pack_switch, sampled_ahead
 from gids.loader.epoch_loader import EpochLoader
-from gids.write import DatasetWriter, create_table, edge_list
+from gids.write import DatasetWriter, edge_list
 
 
 def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
@@ -239,15 +239,16 @@ def test_an_unknown_option_is_refused(one_path: Path) -> None:
 def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
     flag, known = torch.rand(PAPERS) < 0.5, torch.rand(one.num_edges, 2) < 0.5
     path = write(tmp_path / "one.gids", one)
-    store = gids.FeatureStore(path)
-    for name, rows in (("paper.flag", flag), ("paper.cites.paper.known", known)):
-        with create_table(store, name, len(rows), rows.shape[1:], torch.bool) as writer:
-            writer.write(0, rows)
-    with open_loader(path, [3, 3], tables=list(store.reopen().tables)) as loader:
+    more = tmp_path / "more.gids"
+    with DatasetWriter(more) as writer:
+        writer.write_table("node", "paper", "flag", flag)
+        writer.write_table("edge", ("paper", "cites", "paper"), "known", known)
+    tables = ["paper.flag", "paper.cites.paper.known"]
+    with open_loader([path, more], [3, 3], tables=tables) as loader:
         for batch in loader:
             assert torch.equal(batch.n_id[~batch.flag], batch.n_id[~flag[batch.n_id]])
             assert torch.equal(batch.known, known[batch.e_id])
-    features = gids.pyg.FeatureStore(path)
+    features = gids.pyg.FeatureStore(more)
     assert torch.equal(features.get_tensor("paper", "flag", index=None), flag)
 
 
