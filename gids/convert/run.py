@@ -95,8 +95,10 @@ def convert(
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         on_total(conversion.work_bytes())
         if not writer.resumed:  # what is finished takes its room already
-            writer.expect_bytes(check_space(conversion.needed()))
+            check_space(conversion.needed())  # before masks are read, which takes long if they are large
         masks_to_splits(source, writer.scratch, options.split_column)
+        if not writer.resumed:
+            writer.expect_bytes(check_space(conversion.needed()))
         conversion.write()
         on_stage("publishing")
         writer.commit(lambda: _check_unchanged(files, fingerprint))

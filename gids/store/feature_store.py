@@ -23,7 +23,7 @@ from gids.errors import FormatError, MissingError, StorageError
 from gids.store.files import load_array, open_dataset
 from gids.store.ids import ID_ROLES, NodeIds
 from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
-from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
+from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type
 from gids.store.part import Held
 from gids.store.table import Table
 
@@ -297,20 +297,6 @@ class FeatureStore:
                 f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}"
             )
         return self.locate.map(entry)
-
-    def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
-        """Split a table name into (type, key); if several types match, the longest. Raises MissingError."""
-        types: list[str | Relation] = [*self._nodes, *self._relations]
-        matches = [t for t in types if name.startswith(table_name(t, ""))]
-        if not matches and "." not in name:
-            return self._nodes_entry(None).type, name
-        if not matches:
-            listed = ", ".join(map(describe_type, types))
-            raise MissingError(
-                f"table name {name!r} has no type of {self.name} ({listed}): use TYPE.KEY, or give type_="
-            )
-        type_ = max(matches, key=lambda t: len(table_name(t, "")))
-        return type_, name.removeprefix(table_name(type_, ""))
 
     def _table(self, entry: TableEntry) -> Table:
         part, type_ = self.part, entry.type

@@ -35,7 +35,6 @@ from gids.stored_file import StoredFile
 _BLOCK_BYTES = 8 << 20
 _BOOLS = "a bool must be 0 or 1; other bytes are read as 1"
 _BLOCKS_AT_ONCE = 256
-_SAMPLED_PAGES = 64
 _MOST_LINES = 100  # for pages of one table
 
 
@@ -56,8 +55,8 @@ def verify(
     number of edges, that numbers of nodes and edges are in range, that edges are in the order of their times,
     that the ids of nodes are sorted by key, that heat is finite and that bool is 0 or 1. Reads everything
     once (the graph twice, and with times three times), in bounded memory, and leaves nothing in the page
-    cache. Stops early if most of a sample of 64 pages of a large table are wrong. Prints up to 100
-    faulty pages per table and the number of others. on_total(bytes), on_bytes(n): progress.
+    cache. Prints up to 100 faulty pages per table and the number of others. on_total(bytes), on_bytes(n):
+    progress.
     """
     root = Path(os.path.abspath(path))
     is_whole = (root / MANIFEST).exists() or not part_paths(root)
@@ -83,10 +82,6 @@ def _dataset_faults(
     yield from broken
     if broken:
         return  # truncated or missing files cannot be read
-    broken = [fault for table in manifest.tables for fault in _sampled_faults(table, locate)]
-    yield from broken
-    if broken:
-        return
     pages = sum(t.geometry.page_count * t.page_bytes for t in manifest.tables)
     on_total(pages + sum(map(array_bytes, manifest.arrays())))
     for entry in manifest.arrays():
@@ -221,27 +216,6 @@ def _raised(check: Callable[..., Iterator[object]], path: StoredFile, *arguments
             pass
     except (FormatError, StorageError) as error:
         yield f"{path}: {error}"
-
-
-def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
-    """Yield one line if most of a sample of a large table's pages are wrong."""
-    layout, wrong = table.geometry, 0
-    if layout.page_count < 16 * _SAMPLED_PAGES:
-        return
-    sums = locate.map(table.checksums)
-    with PageReader(layout, shard_files(table, locate)) as reader:
-        for number in np.linspace(0, layout.page_count - 1, _SAMPLED_PAGES).astype(np.int64).tolist():
-            try:
-                page = reader.pages(number, 1)
-            except StorageError:
-                return  # the full pass reports the position
-            wrong += int(_core.crc32c(page)[0] != sums[number])
-    if wrong > _SAMPLED_PAGES // 2:
-        yield (
-            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, sampled from the whole table, fail their "
-            "CRC32C check. These are not the shards that were written; nothing else was checked. Restore the "
-            "dataset, or convert the source again"
-        )
 
 
 def _table_faults(

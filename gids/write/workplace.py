@@ -320,7 +320,7 @@ class Workplace:
     def close(self, *, discard: bool) -> None:
         """Close without publishing. discard: remove the work; else it can be resumed. A forked child removes
         nothing."""
-        if discard and self.in_own_process and self._fd is not None and self.root.exists():
+        if discard and self.in_own_process and self._fd is not None:
             with contextlib.suppress(OSError):
                 self._forget()
                 self._remove()

@@ -317,7 +317,7 @@ def test_error_of_a_full_disk_at_the_start_says_what_to_do(tmp_path, capsys, mon
     def full(path, *_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("gids.write.workplace.Journal" if begun else "os.mkdir", full)
+    monkeypatch.setattr("gids.write.workplace.lock" if begun else "os.mkdir", full)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device while writing x.gids (" in error
@@ -332,10 +332,10 @@ def test_nothing_is_replaced(tmp_path, refused):
     np.save(tmp_path / "x.npy", -FEAT)
     save_arrays(tmp_path / "mine", feat=FEAT)
     for name in ("x.gids", "mine"):
-        message = (
-            f"{name} already exists, and a dataset never changes: choose another name, or remove it first"
+        cure = "choose another name, or remove it first"
+        assert f"{name} already exists, and a dataset never changes: {cure}" in refused(
+            "convert", tmp_path / "x.npy", tmp_path / name
         )
-        assert message in refused("convert", tmp_path / "x.npy", tmp_path / name)
     assert np.array_equal(FeatureStore(tmp_path / "x.gids").read_rows(range(50)), FEAT)
 
 

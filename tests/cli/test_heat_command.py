@@ -1,14 +1,13 @@
 """`gids heat`: each method, its options and its errors."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 from commands import gids
 from datasets import save_arrays
 
-from gids import FeatureStore, heat
+from gids import FeatureStore
 from gids.cli import main
 from gids.heat import choose_seeds, expected_visits, reverse_pagerank, sampled_counts
 from gids.store import verify
@@ -65,23 +64,6 @@ def test_info_lists_the_methods(dataset, capsys):
     assert "  author  7  heat reverse-pagerank, out-degree\n" in capsys.readouterr().out
     gids("info", dataset, "--json")
     assert json.loads(capsys.readouterr().out)["nodes"][0]["heat"] == ["reverse-pagerank", "out-degree"]
-
-
-def test_heat_of_a_dataset_that_is_replaced_while_its_lock_is_awaited_is_not_stored(
-    dataset, capsys, monkeypatch
-):
-    other = shutil.copytree(dataset, dataset.with_name("other.gids"))
-    changing = heat.changing
-
-    def replaced_meanwhile(*arguments):
-        dataset.rename(dataset.with_name("old.gids"))
-        other.rename(dataset)
-        return changing(*arguments)
-
-    monkeypatch.setattr(heat, "changing", replaced_meanwhile)
-    assert main(["heat", str(dataset)]) == 2
-    assert f"the dataset {dataset} was replaced; open it again" in capsys.readouterr().err
-    assert FeatureStore(dataset).heat_methods("paper") == ["out-degree"]
 
 
 @pytest.mark.parametrize(

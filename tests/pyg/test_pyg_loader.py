@@ -244,7 +244,7 @@ def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
         writer.write_table("node", "paper", "flag", flag)
         writer.write_table("edge", ("paper", "cites", "paper"), "known", known)
     tables = ["paper.flag", "paper.cites.paper.known"]
-    with open_loader([path, more], [3, 3], tables=tables) as loader:
+    with open_loader(gids.open([path, more], memory="64MB"), [3, 3], tables=tables) as loader:
         for batch in loader:
             assert torch.equal(batch.n_id[~batch.flag], batch.n_id[~flag[batch.n_id]])
             assert torch.equal(batch.known, known[batch.e_id])
