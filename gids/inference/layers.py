@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,10 +21,7 @@ from gids.cache.output_dtype import out_dtype_of, out_row_bytes
 from gids.errors import MemoryBudgetError
 from gids.sampler import Block, Minibatch, Neighbor, Topology
 from gids.store import Table
-from gids.store.files import Locator
-from gids.store.geometry import DEFAULT_PAGE_BYTES
-from gids.store.manifest import TableEntry, table_entry
-from gids.store.names import Relation, shard_paths, table_path
+from gids.store.names import Relation
 from gids.write.table_writer import TableWriter
 
 Layer = Callable[..., Any]
@@ -118,22 +113,6 @@ def per_type(values: dict[Type, torch.Tensor], homogeneous: bool) -> torch.Tenso
     return next(iter(values.values())) if homogeneous else values
 
 
-def scratch_table(folder: Path, ntype: str, shape: tuple[int, ...], dtype: torch.dtype) -> TableWriter:
-    """A table of nodes in a folder of its layer, which is no dataset."""
-    path = table_path(ntype, "rows")
-    entry = table_entry(
-        "node",
-        ntype,
-        "rows",
-        shape,
-        dtype,
-        page_bytes=DEFAULT_PAGE_BYTES,
-        shards=shard_paths(path, [], 1),
-        checksums=f"tables/{path}/checksum.bin",
-    )
-    return TableWriter(folder, entry, lambda _: None)
-
-
 class TableSink:
     """A table of `count` nodes of a type. It is begun when the first rows show their shape.
 
@@ -149,22 +128,18 @@ class TableSink:
         self.layer_dtype = dtype
         """The dtype of the layer's rows."""
 
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        assert self._writer is not None, "write() was never called"
+        return self._writer.name
+
     def write(self, _start: int, rows: torch.Tensor) -> None:
         if self._writer is None:
             self.layer_dtype = rows.dtype
             dtype = self._dtype if rows.dtype.is_floating_point else rows.dtype
             self._writer = self._begin((self._count, *rows.shape[1:]), dtype)
         self._writer.write(rows)
-
-    def finish(self) -> TableEntry:
-        """The entry of the finished table."""
-        assert self._writer is not None, "write() was never called"
-        return self._writer.finish()
-
-    def close(self) -> None:
-        """Close the files."""
-        if self._writer is not None:
-            self._writer.close()
 
 
 class TensorSink:
@@ -360,8 +335,8 @@ class Inputs:
     """The tables that a layer reads: at most one per node type, and tables of edges.
 
     nodes: tables by type. dtypes: of the rows that the layer gets, by type. targets: the nodes whose rows the
-    tables hold (None: all nodes; then layers get ids of types without a table). folder: of tables that a
-    layer wrote. Attributes: edges; tables: all tables by the names that the loader uses.
+    tables hold (None: all nodes; then layers get ids of types without a table). Attributes: edges; tables:
+    all tables by the names that the loader uses.
     """
 
     def __init__(
@@ -370,20 +345,9 @@ class Inputs:
         dtypes: Mapping[str, torch.dtype],
         edges: EdgeFeatures,
         targets: Targets | None = None,
-        folder: Path | None = None,
     ) -> None:
         self.edges, self.tables = edges, {**nodes, **edges.tables}
-        self._nodes, self._dtypes, self._targets, self._folder = nodes, dtypes, targets, folder
-
-    @classmethod
-    def written(
-        cls, sinks: Mapping[str, TableSink], folder: Path, targets: Targets, edges: EdgeFeatures
-    ) -> Inputs:
-        """The inputs that a layer wrote to a folder for these targets."""
-        locate = Locator(folder)
-        tables = {ntype: Table(sink.finish(), locate, folder.name) for ntype, sink in sinks.items()}
-        dtypes = {ntype: sink.layer_dtype for ntype, sink in sinks.items()}
-        return cls(tables, dtypes, edges, targets, folder)
+        self._nodes, self._dtypes, self._targets = nodes, dtypes, targets
 
     @property
     def row_bytes(self) -> int:
@@ -413,8 +377,3 @@ class Inputs:
         if self._targets is not None:
             return {t: rows[t].to(self._dtypes[t]) for t in self._nodes}
         return {t: rows[t].to(self._dtypes[t]) if t in self._nodes else ids.to(device) for t, ids in nodes}
-
-    def discard(self) -> None:
-        """Remove the tables that a layer wrote."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder)

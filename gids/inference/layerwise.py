@@ -7,9 +7,10 @@ of blocks so that cache, rows and blocks stay within the budget for every graph.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +40,6 @@ from gids.inference.layers import (
     block_on,
     output_of,
     per_type,
-    scratch_table,
 )
 from gids.io import queue_depth
 from gids.loader import FeatureLoader
@@ -197,45 +197,45 @@ def layerwise(
     targets = [Targets(topology, asked.nodes)]
     for _ in range(layers.count - 1):
         targets.insert(0, near.needed_by(targets[0]))
+    dtypes = {ntype: out_dtype_of(table, feature_dtype) for ntype, table in features.items()}
+    inputs = Inputs(features, dtypes, edges)
     with ExitStack() as stack:
-        writer = None
         if output is not None:
-            writer = DatasetWriter(output)
+            last = DatasetWriter(output)
+            stack.callback(last.close, discard=True)
+            scratch = last.scratch
+        elif layers.count > 1:
+            made = tempfile.TemporaryDirectory(prefix=f"{opened.name}.layers-", dir=opened.path.parent)
+            scratch = Path(stack.enter_context(made))
+        store = opened
+        for index, wanted in enumerate(targets):
+            is_last, before = index == layers.count - 1, store
+            if is_last and output is None:
+                tensors = {t: TensorSink(wanted.count_of(t)) for t in wanted.nodes}
+                values = {t: sink.values for t, sink in run.layer(index, inputs, wanted, tensors).items()}
+                return LayerwiseResult(asked.in_order(values), opened, layers=run.stats, nodes=asked.given)
+            writer = last if is_last else DatasetWriter(scratch / f"layer-{index}")
             stack.callback(writer.close, discard=True)
-        dtypes = {ntype: out_dtype_of(table, feature_dtype) for ntype, table in features.items()}
-        inputs = Inputs(features, dtypes, edges)
-        if layers.count > 1:
-            scratch = writer.scratch if writer is not None else _scratch_beside(opened.path, stack)
-        for index, wanted in enumerate(targets[:-1]):
-            folder = scratch / f"layer-{index}"
-            begin = {t: partial(scratch_table, folder, t) for t in wanted.nodes}
+            begin = {t: partial(writer.open_table, "node", t, key) for t in wanted.nodes}
             sinks = {t: TableSink(begin[t], wanted.count_of(t), dtype) for t in wanted.nodes}
-            for sink in sinks.values():
-                stack.callback(sink.close)
-            made = run.layer(index, inputs, wanted, sinks)
-            inputs.discard()
-            inputs = Inputs.written(made, folder, wanted, edges)
-        last, index = targets[-1], layers.count - 1
-        if writer is None:
-            tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
-            values = {t: sink.values for t, sink in run.layer(index, inputs, last, tensors).items()}
-            return LayerwiseResult(asked.in_order(values), opened, layers=run.stats, nodes=asked.given)
-        begin = {t: partial(writer.open_table, "node", t, key) for t in last.nodes}
-        sinks = {t: TableSink(begin[t], last.count_of(t), dtype) for t in last.nodes}
-        names = {t: sink.finish().name for t, sink in run.layer(index, inputs, last, sinks).items()}
-        for nodes_entry in opened.manifest.nodes:
-            for role in nodes_entry.arrays.keys() & ID_ROLES if nodes_entry.type in names else ():
-                writer.copy_node_array(nodes_entry.type, role, opened.locate.rows(nodes_entry.arrays[role]))
-        writer.commit()
-        store = FeatureStore(writer.path)
-        tables_of = {t: store.table(name) for t, name in names.items()}
-        return LayerwiseResult(None, store, tables_of, run.stats, asked.given)
+            sinks = run.layer(index, inputs, wanted, sinks)
+            if is_last:
+                _copy_ids(opened, writer, sinks)
+            writer.commit()
+            if before is not opened and not is_last:  # then all of scratch is removed
+                shutil.rmtree(before.path)
+            store = FeatureStore(writer.path)
+            written = {t: store.table(sink.name) for t, sink in sinks.items()}
+            inputs = Inputs(written, {t: sink.layer_dtype for t, sink in sinks.items()}, edges, wanted)
+    return LayerwiseResult(None, store, written, run.stats, asked.given)
 
 
-def _scratch_beside(path: Path, stack: ExitStack) -> Path:
-    """A new directory on the disk of the dataset, until the stack closes."""
-    made = tempfile.TemporaryDirectory(prefix=f"{path.name}.layers-", dir=path.parent)
-    return Path(stack.enter_context(made))
+def _copy_ids(store: FeatureStore, writer: DatasetWriter, types: Collection[str]) -> None:
+    """Copy the ids of nodes of these types."""
+    for nodes in store.manifest.nodes:
+        for role in ID_ROLES:
+            if nodes.type in types and role in nodes.arrays:
+                writer.copy_node_array(nodes.type, role, store.locate.rows(nodes.arrays[role]))
 
 
 def _check_output(asked: _Asked, key: str) -> None:

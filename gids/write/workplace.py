@@ -188,7 +188,7 @@ class Workplace:
         """Resume the work that is there, or begin."""
         before = self._load()
         is_there = self.root.is_dir()
-        self.folders = [Path(f) for f in before.get("folders", ())] if is_there else []
+        self.folders = [Path(f) for f in before.get("folders", ())]
         self.resumed = is_there and self._key is not None and before.get("key") == self._key
         if self.resumed:
             self._done = before["done"]
@@ -229,7 +229,7 @@ class Workplace:
     def _forget(self) -> None:
         """Remove unfinished work, so that a kill in between leaves nothing that is taken for finished."""
         self._done = {}
-        if not self.root.exists():
+        if not self.root.exists():  # it was published: the folders are the dataset's
             return
         with contextlib.suppress(OSError):  # the disk is full
             self._save(None)
