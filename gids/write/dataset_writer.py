@@ -212,7 +212,7 @@ class DatasetWriter:
     ) -> TableEntry:
         """The entry of a new table, whose type is declared."""
         name, folder = table_name(type_, key), table_path(type_, key)
-        names = [t.name for t in (*self._tables, *self._open_tables)]
+        names = {t.name for t in self._tables} | {t.name for t in self._open_tables}
         _refuse_twice(f"table {name!r}", name in names)
         if isinstance(type_, str):
             self.add_nodes(type_, shape[0])

@@ -106,9 +106,9 @@ class TableWriter(Closing):
             what = f"{os.strerror(error.errno or 0)} while writing table {self.name!r}"
             raise StorageError(error.errno or 0, what, self._root) from error
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            if kind is None:
+            if error[0] is None:
                 self.finish()
         finally:
             self.close()
