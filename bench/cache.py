@@ -30,10 +30,10 @@ from harness import Figures, Script, alternate
 
 import gids
 from gids import _core
+from gids.bench.trace import Optimum, replay
 from gids.cache import page_heat
 from gids.sampler import Neighbor, Topology
 from gids.store.names import NODE
-from gids.trace.replay import Optimum, replay
 from gids.write import DatasetWriter
 
 TABLE = f"{NODE}.feat"

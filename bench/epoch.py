@@ -33,7 +33,7 @@ from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, disk_r
 from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import ADVISED, OURS, PLAIN, comparable
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.loader.observer import describe_choices
+from gids.loader.stats import describe_choices
 from gids.measure.isolation import read_ahead_bytes
 from gids.measure.sides import Comparison, EpochConfig, EpochResult, why_no_limit
 from gids.store import FeatureStore, Table

@@ -34,7 +34,7 @@ import gids.io
 from gids.bench.plot import Curve, plot_curves
 from gids.cli.arguments import words
 from gids.convert.synthetic import GraphSpec
-from gids.loader.observer import describe_choices
+from gids.loader.stats import describe_choices
 from gids.measure.features import why_no_array
 from gids.measure.isolation import FreshProcessError
 from gids.measure.sides import why_no_limit

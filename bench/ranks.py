@@ -51,8 +51,8 @@ from sage import GraphSage
 import gids.distributed
 from gids.bench.sampling import make_sampler
 from gids.convert.synthetic import GraphSpec
-from gids.distributed.group import Group
 from gids.io import drop_page_cache
+from gids.loader.ranks import Group
 from gids.sampler import Ladies, Sampler
 from gids.scale import Curves, Rates, Setting, measure, predict
 from gids.scale.model import Model, Plan
@@ -87,7 +87,7 @@ class Exchanges:
     @contextmanager
     def watched(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for name in ("exchange", "most", "wait_for", "start_rows", "start_most"):
+            for name in ("exchange", "most", "meet", "wait_for", "start_rows"):
                 stack.enter_context(patch.object(Group, name, self._timed(getattr(Group, name))))
             yield
 

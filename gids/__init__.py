@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gids import inference as inference
     from gids import loader as loader
     from gids import sampler as sampler
-    from gids import trace as trace
     from gids import write as write
     from gids.errors import (
         FormatError,
@@ -47,7 +46,7 @@ __version__ = "0.4.0.dev0"
 """The version of the distribution, gids-loader: pyproject.toml takes it from here."""
 
 _LOADERS = ("EdgeLoader", "FeatureLoader", "NodeLoader", "Source", "Tuning")
-_PARTS = ("distributed", "heat", "inference", "loader", "sampler", "trace", "write")
+_PARTS = ("distributed", "heat", "inference", "loader", "sampler", "write")
 """Neither these nor open are in __all__: `from gids import *` must not replace the builtin."""
 
 

@@ -374,9 +374,13 @@ class PageCache:
     def check(self, ids: Int64) -> None: ...
     def enter(self, step: int, ids: Int64) -> int: ...
     def plan(self, step: int, ids: Int64, out: UInt8 | None = None) -> None:
-        """Plan and submit reads. Without out, only reads of pages that win a line; gather() gets out."""
-    def gather(self, step: int, out: UInt8 | None = None) -> list[tuple[int, int, int]]:
-        """Wait and copy rows. Returns (file, offset, errno) of each page that could not be read."""
+        """Plan and submit reads. Without out, which gather_ready() gets then, only of pages with a line."""
+    def gather_ready(self, step: int, out: UInt8 | None = None) -> None:
+        """Copy the rows of pages that were read. wait() and gather_rest() must follow."""
+    def wait(self, step: int) -> None:
+        """Wait until the reads of the step are complete."""
+    def gather_rest(self, step: int) -> list[tuple[int, int, int]]:
+        """Copy the other rows. Returns (file, offset, errno) of each page that could not be read."""
     def retire(self, step: int) -> None: ...
     def cancel(self) -> int:
         """Retire every live step. Does nothing in a forked child, where other calls raise RuntimeError."""

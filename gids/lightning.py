@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gids.loader.observer import epoch_figures
+from gids.loader.stats import epoch_figures
 
 try:
     from lightning.pytorch import Callback

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -83,13 +82,6 @@ def test_a_step_that_overruns_is_killed_with_its_children(tmp_path):
         raise AssertionError("the grandchild lives on")
 
 
-@pytest.mark.slow
-def test_a_command_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_check, "GRACE_S", 0.5)
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    assert gpu_check.run_within(1.5, [*PYTHON, code], tmp_path / "log", dict(os.environ)).status is None
-
-
 def test_a_step_without_time_left_is_not_begun(check):
     check.limits_s = {"tests": 0.5}
     ended = check.run("tests", [*PYTHON, "raise SystemExit('was begun')"])
@@ -141,29 +133,6 @@ def test_a_crash_or_a_hang_costs_its_test_only(check, test_files):
     assert check.status == 1
 
 
-def test_a_result_whose_line_is_broken_is_in_the_summary():
-    output = "[gw1] [ 50%] Timeout!\n PASSED tests/a.py::b \n[gw1] [ 75%] FAILED tests/a.py::c Timeout!\n"
-    output += "[gw1] [100%] SKIPPED tests/a.py::d \n"
-    output += "PASSED tests/a.py::b\nFAILED tests/a.py::c - ValueError\n"
-    results = {"tests/a.py::b": "PASSED", "tests/a.py::c": "FAILED", "tests/a.py::d": "SKIPPED"}
-    assert gpu_check.results_of(output) == results
-    assert gpu_check.results_of("[gw1] [100%] PASSED tests/a.py::b \n") == {"tests/a.py::b": "PASSED"}
-
-
-@pytest.mark.slow
-def test_tests_that_take_too_long_are_killed(check, test_files, monkeypatch):
-    monkeypatch.setattr(gpu_check, "TEST_S", 3600)
-    for limit_s in LIMITS_S:
-        check.limits_s = {"tests": limit_s}
-        check._ends.clear()
-        check.steps.clear()
-        gpu_check.run_tests(check)
-        if ended := re.match(r"killed after \d+ s; 2 failed, \d passed", check.steps[0].note):
-            break
-    assert ended, check.steps[0].note
-    assert check.steps[0].result == "overran"
-
-
 def test_results_are_written_after_every_step(check):
     for name in ("gather", "packs"):
         check.skip(name, "for a reason")
@@ -203,15 +172,6 @@ def test_each_file_with_gpu_tests_is_chosen(request):
     fixture = "@pytest.fixture\ndef loader(device): pass\n\ndef test_a(loader): pass\n"
     for text in (fixture, *(path.read_text() for path in files)):
         assert gpu_check.HAS_GPU_TESTS.search(text)
-
-
-@pytest.mark.slow
-def test_without_a_gpu_no_test_runs(check, test_files):
-    check.no_gpu = "no driver"
-    gpu_check.run_tests_and_sanitizers(check)
-    assert [(s.name, s.result, s.note) for s in check.steps] == [
-        ("tests", "skipped", "no GPU: tests of 5 files")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -290,46 +250,6 @@ def test_results_are_compared_with_their_targets(check, monkeypatch, tmp_path, b
     assert note in step.note
     assert len(check.figures) == count
     assert all(f["step"] == "streams-8" for f in check.figures)
-
-
-def test_a_missing_backend_is_installed_before_the_build(check, monkeypatch):
-    monkeypatch.setattr(gpu_check, "output_of", lambda command: "")
-    backend, build = gpu_check.build_commands(check)
-    assert "nanobind-backend>=1.0" in backend
-    assert "--no-build-isolation" in build
-    assert f"{check.scratch}/site" in build
-
-
-def test_a_missing_build_backend_is_named(check, monkeypatch):
-    check.build = True
-    failing = [*PYTHON, "raise SystemExit('no network')", "nanobind-backend>=1.0"]
-    monkeypatch.setattr(gpu_check, "build_commands", lambda check: [failing])
-    assert not gpu_check.build(check)
-    assert check.steps[0].result == "failed"
-    assert "make an archive with --pack (no network)" in check.steps[0].note
-
-
-@pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_ends_with_status_2(as_pytest, tmp_path, monkeypatch, capsys):
-    """The machine is the real one, without its GPU."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    as_pytest("")
-    folders = ["--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "scratch")]
-    assert gpu_check.main(["--no-build", *folders]) == 2
-    printed = capsys.readouterr().out
-    content = json.loads((tmp_path / "out/gpu-check.json").read_text())
-    assert content["no_gpu"]
-    assert printed.endswith(f"no GPU: {content['no_gpu']}\n")
-    assert "  tests: skipped in " in printed
-    assert content["passed"] is False
-    assert {s["name"]: s["result"] for s in content["steps"]} == {
-        **dict.fromkeys(limits_of("all"), "skipped"),
-        "machine": "passed",
-    }
-    assert {"kernel", "cores", "torch", "commit"} <= content["machine"].keys()
-    assert [p.name for p in (tmp_path / "out").iterdir() if p.is_dir()] == []
-    assert list((tmp_path / "scratch").iterdir()) == [], "no scratch is left"
-    assert content["finished"]
 
 
 def test_a_gpu_that_gids_opens_is_named(check, monkeypatch):

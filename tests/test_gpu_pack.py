@@ -77,34 +77,6 @@ def test_a_wheel_that_cannot_be_built_is_reported(tmp_path):
     assert not list(tmp_path.glob("x.tar*"))
 
 
-STUB = {
-    "pyproject.toml": """
-[build-system]
-requires = ["scikit-build-core>=0.11"]
-build-backend = "scikit_build_core.build"
-[project]
-name = "stub"
-version = "1"
-""",
-    "CMakeLists.txt": """
-cmake_minimum_required(VERSION 3.21)
-project(stub LANGUAGES NONE)
-install(FILES pyproject.toml DESTINATION stub)
-""",
-}
-"""A package that is built as gids is, with nothing to compile."""
-
-
-@pytest.mark.slow
-def test_a_wheel_is_built_in_the_folder_that_is_kept(tmp_path):
-    for name, text in STUB.items():
-        (tmp_path / name).write_text(text)
-    gpu_pack._build(tmp_path, tmp_path / "wheels")
-    [wheel] = (tmp_path / "wheels").glob("stub-1-*.whl")
-    assert zipfile.is_zipfile(wheel)
-    assert (tmp_path / gpu_pack.BUILD_FOLDER / "CMakeCache.txt").exists()
-
-
 build = gpu_pack._build
 
 

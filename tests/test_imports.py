@@ -16,18 +16,19 @@ import pytest
 import gids
 
 ROOT = Path(gids.__file__).parent
-BASE = {"closing", "errors", "sizes", "stored_file", "_core", "dgl_finder"}
+BASE = {"closing", "errors", "sizes", "stored_file", "_core", "dgl_finder", "profiling"}
 STORE = BASE | {"store"}
 IO = STORE | {"cuda", "io"}
 SAMPLER = IO | {"cache", "sampler"}
 LOADER = SAMPLER | {"heat", "packs", "loader"}
-MEASURE = LOADER | {"write", "inference", "dgl", "trace", "measure"}
+MEASURE = LOADER | {"write", "inference", "dgl", "measure"}
 ALLOWED = {
     "__init__": BASE,
     "__main__": {"cli"},
     "dgl_finder": set(),
     "closing": set(),
     "errors": set(),
+    "profiling": set(),
     "sizes": set(),
     "stored_file": {"errors"},
     "store": STORE,
@@ -46,14 +47,13 @@ ALLOWED = {
     "pyg": LOADER | {"pyg"},
     "lightning": LOADER,
     "graphbolt": LOADER | {"graphbolt"},
-    "trace": LOADER | {"trace"},
     "measure": MEASURE,
     "bench": MEASURE | {"convert", "bench"},
     "scale": MEASURE | {"convert", "bench", "distributed", "scale"},
     "cli": MEASURE | {"convert", "bench", "scale", "distributed", "cli"},
 }
 """What each folder and module of gids may import of the others."""
-PUBLIC = ("distributed", "heat", "inference", "loader", "sampler", "trace", "write")
+PUBLIC = ("distributed", "heat", "inference", "loader", "sampler", "write")
 """The parts of which pages for users name something; gids.dgl, pyg and graphbolt need their frameworks."""
 
 

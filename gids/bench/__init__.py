@@ -5,5 +5,5 @@ gids.cli.bench has its options. The others:
 
     arguments.py                   checks of arguments
     report.py, text.py, plot.py    the result; the table; the plot
-    case.py                        a trace, recorded or sampled, compared with Belady's MIN
+    trace.py                       the pages of sampled minibatches, replays, Belady's MIN
 """

@@ -20,7 +20,7 @@ from gids.bench.arguments import check_known, open_table
 from gids.bench.report import Report, Session
 from gids.bench.sampling import endless, input_nodes, make_sampler
 from gids.io.engine import direct_works
-from gids.loader.observer import describe_choices
+from gids.loader.stats import describe_choices
 from gids.measure import sides
 from gids.measure.features import why_no_array
 from gids.measure.isolation import read_ahead_bytes

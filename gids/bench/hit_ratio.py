@@ -1,34 +1,45 @@
 """`gids bench hit-ratio`: the share of pages that a cache finds, compared with the best possible cache.
 
-Replays page numbers only: it needs neither features nor a disk. --advise finds the smallest cache and window
-that reach a hit ratio, which grows with the cache and, with lookahead, with the window. A binary search finds
-the smallest cache with the longest window; then the shortest window that is enough with this cache is found.
+It samples minibatches as gids.NodeLoader does, and replays the numbers of their pages: it needs neither
+features nor a disk. Orders of rows are tried without writing a dataset.
+
+--advise finds the smallest cache and window that reach a hit ratio, which grows with the cache and, with
+lookahead, with the window. A binary search finds the smallest cache with the longest window; then the
+shortest window that is enough with this cache is found.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-import gids
 from gids import _core
 from gids.bench import text
-from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
+from gids.bench.arguments import (
+    DEPENDENT,
+    changed,
+    check_known,
+    check_sampler,
+    open_table,
+    parse_cache_size,
+)
 from gids.bench.bandwidth import random_reads
-from gids.bench.case import LONGEST, Case, Source, open_case, sources
 from gids.bench.plot import Curve, plot_curves
 from gids.bench.report import Report, Session, Setting
-from gids.cache import POLICIES
-from gids.errors import FormatError
+from gids.bench.sampling import endless, make_sampler
+from gids.bench.trace import LIVE_BATCHES, ORDERS, Optimum, positions_in, replay, sampled_pages
+from gids.cache import POLICIES, page_heat
+from gids.heat import choose_seeds
 from gids.sizes import format_bytes
-from gids.trace.replay import replay_as_recorded
+from gids.store import FeatureStore
 
 SETTINGS = {
     "cache": "cache",
@@ -50,11 +61,18 @@ COLUMNS = [
 ]
 WINDOWED = ("window-pin", "lookahead")
 MINIMUM = "MIN"
+PLANNED = 2  # minibatches whose reads are in flight
+LONGEST = LIVE_BATCHES - PLANNED  # window
+_WARM_UP = 0.25  # share of the minibatches before counting starts
 _SIZES = ("1%", "2%", "5%", "10%")
 _WINDOWS = (0, 4, 8, 16, LONGEST)
 _POLICIES = ["random", "lru", "static", "window-pin", "lookahead"]
 Row = tuple[str, int | None]
 """A policy and its window."""
+
+Source = dict[str, str | int | None]
+"""The setting of a trace: "sampler", "kappa" (None if it takes none; "inf", as JSON knows no infinity) and
+"order" of the rows."""
 
 # Of --advise.
 POLICY = "lookahead"
@@ -75,11 +93,9 @@ def measure(session: Session) -> None:
         raise ValueError("--pages-per-s works only with --advise: remove it")
     windows = sorted(set(args.windows or _WINDOWS))
     sizes = [parse_cache_size(size) for size in args.cache or _SIZES]
-    traces = sources(session)
+    traces = _sources(session)
     if wanted and args.repeat > 1:
         report.note("--advise measures once: --repeat has no effect")
-    elif args.replay is not None and args.repeat > 1:
-        report.note("each repeat replays the same trace; only random choices differ")
     if not wanted:
         report.note(
             "`of MIN` and `regret` compare with Belady's MIN with the same number of lines, over the same "
@@ -93,18 +109,39 @@ def measure(session: Session) -> None:
     caches: list[tuple[str, int]] = []
     plan = list(itertools.product(range(1 if wanted else args.repeat), traces))
     for turn, source in plan:
-        with open_case(source, session, seed=args.seed + turn) as case:
-            if wanted:
-                advise(case, source, wanted, session)
-                return
-            if case.trace.policy is not None and turn == 0:
-                _check_recorded(case, session)
-            if not caches:  # the same for every trace
-                caches = case.cache_lines(sizes)
-                if len(traces) > 1:
-                    report.note("each sampler and order has a different MIN: compare pages read, not hits")
-                session.progress.total(len(plan) * len(caches) * len(rows))
-            _measure_case(case, source, rows, caches, session)
+        case = Case(source, session, seed=args.seed + turn)
+        if wanted:
+            return advise(case, source, wanted, session)
+        if not caches:  # the same for every trace
+            caches = case.cache_lines(sizes)
+            if len(traces) > 1:
+                report.note("each sampler and order has a different MIN: compare pages read, not hits")
+            session.progress.total(len(plan) * len(caches) * len(rows))
+        _measure_case(case, source, rows, caches, session)
+
+
+def _sources(session: Session) -> list[Source]:
+    """What to sample. Raises ValueError for options that exclude each other."""
+    args, report = session.args, session.report
+    samplers: list[tuple[str, int | str | None]] = []
+    for name in dict.fromkeys(args.sampler):
+        check_sampler(name)
+        if name in DEPENDENT:
+            samplers += [(name, "inf" if kappa == math.inf else kappa) for kappa in args.kappa or [1]]
+        else:
+            samplers.append((name, None))
+            if args.kappa is not None:
+                report.note(f"{name} takes no kappa: it is measured once")
+    orders = list(dict.fromkeys(args.order or [ORDERS[0]]))
+    for order in orders:
+        check_known("--order", order, ORDERS)
+    sampled: list[Source] = [
+        {"sampler": name, "kappa": kappa, "order": order} for name, kappa in samplers for order in orders
+    ]
+    for option, value in (("--advise takes", args.advise), ("--plot draws", args.plot)):
+        if value is not None and len(sampled) > 1:
+            raise ValueError(f"{option} one trace: give one --sampler, one --kappa and one --order")
+    return sampled
 
 
 def _measure_case(
@@ -135,32 +172,138 @@ def plot(report: Report, path: Path) -> None:
     plot_curves(path, "Hit ratio by window", curves, ("window (minibatches)", "pages hit (%)"))
 
 
-def _check_recorded(case: Case, session: Session) -> None:
-    """Replay a recorded run, and compare with the run's counters."""
-    trace, traced, report = case.trace, case.traced, session.report
-    counts = replay_as_recorded(trace, case.table)
-    recorded: dict[str, Any] = dict(trace.counters.get(traced.name, {}))
-    replayed = {name: int(getattr(counts, name).sum()) for name in ("hits", "loads", "bypasses")}
-    replayed["evictions"] = counts.evictions
-    report.answers.append(
-        f"the recorded run ({trace.policy}, window {trace.window_batches}, {traced.lines:,} lines, "
-        f"{format_bytes((traced.lines or 0) * traced.page_bytes)}) hit {replayed['hits']:,} of "
-        f"{int(counts.pages.sum()):,} pages, {counts.hit_ratio:.2%}, warm-up included"
-    )
-    hit = f"it hit {recorded.get('hits', 0):,} pages"
-    if recorded.get("failures"):
-        report.note(
-            f"in the recorded run {recorded['failures']} reads failed, or were cancelled because a stream "
-            "was closed early: after that its counters may differ from the replay's"
-        )
-    elif trace.device != "cpu":
-        report.note(f"the run was on {trace.device}, where the search for victims is bounded: {hit}")
-    elif any(recorded.get(key, value) != value for key, value in replayed.items()):
-        if trace.gids_version == gids.__version__:
-            raise FormatError(
-                f"{trace.path} is damaged: its replay counts {replayed}, the recorded run counted {recorded}"
+class Case:
+    """The pages of a table that the minibatches of a source read, and MIN's hits.
+
+    Attributes: table; batches: see trace.py; warm: number of minibatches before counting starts; pages: that
+    the counted minibatches read; epoch_batches: minibatches per epoch. Describes the first case in the
+    report's subject. Raises ValueError, KeyError for arguments, and FormatError for a dataset without
+    topology.
+    """
+
+    def __init__(self, source: Source, session: Session, seed: int) -> None:
+        args, report = session.args, session.report
+        store, table = open_table(args)
+        if not isinstance(table.type, str):
+            raise ValueError(
+                f"table {table.name!r} has rows of edges, and samplers read nodes: give another --table"
             )
-        report.note(f"the run was recorded by gids {trace.gids_version}, which chooses other victims: {hit}")
+        self.table, self._report, self._seed = table, report, seed
+        positions = positions_in(str(source["order"]), store, table)
+        methods = store.heat_methods(table.type)
+        self._heat = (
+            page_heat(store.heat(methods[0], table.type), table.rows_per_page, positions) if methods else None
+        )
+        kappa = float(source["kappa"] or 1)
+        sampler = make_sampler(str(source["sampler"]), args.fanouts, args.batch_size, kappa=kappa)
+        minibatches = endless(store, sampler, seeds=args.seeds, batch_size=args.batch_size, seed=seed)
+        self.batches = sampled_pages(itertools.islice(minibatches, args.batches), table, positions)
+        self.warm = int(len(self.batches) * _WARM_UP)
+        counts = np.array([len(pages) for pages in self.batches])
+        self.pages = int(counts[self.warm :].sum())
+        if not self.pages:
+            raise ValueError(f"these minibatches read no pages of table {table.name!r}")
+        seeds = sum(map(len, choose_seeds(store, args.seeds).values()))
+        self.epoch_batches = -(-seeds // int(args.batch_size))
+        self._describe(store, counts, session)
+        optimum, warm = Optimum(self.batches, table.page_count), self.warm
+        self._best = functools.cache(lambda lines: int(optimum.hits(lines, warm=warm)[warm:].sum()))
+        """Hits of MIN."""
+
+    def _describe(self, store: FeatureStore, counts: npt.NDArray[np.int64], session: Session) -> None:
+        """In the report. counts: pages of each minibatch."""
+        args, report, table = session.args, session.report, self.table
+        facts = {
+            "dataset": str(store.path),
+            "fanouts": list(args.fanouts),
+            "batch_size": args.batch_size,
+            "seeds": args.seeds,
+            "table": table.name,
+            "pages": table.page_count,
+            "page_bytes": table.page_bytes,
+            "rows_per_page": table.rows_per_page,
+            "batches": len(self.batches),
+            "warm_up_batches": self.warm,
+            "pages_per_batch": float(counts.mean()),
+        }
+        for key, value in facts.items():
+            report.subject.setdefault(key, value)
+        share = counts[self.warm :].mean() / table.page_count
+        if share > 0.5:
+            report.note(
+                f"a minibatch reads {share:.0%} of all pages on average, so policies "
+                "differ little: try smaller minibatches (--batch-size, --fanouts)"
+            )
+        if self._heat is None:
+            report.note(
+                "the pages have no heat: static cannot choose pages, and lookahead uses only the window"
+            )
+
+    @property
+    def epoch_pages(self) -> float:
+        """Pages that the minibatches of an epoch ask for."""
+        return self.epoch_batches * self.pages / (len(self.batches) - self.warm)
+
+    def minimum(self, lines: int) -> dict[str, float]:
+        """The metrics of Belady's MIN."""
+        return self._metrics(self._best(lines), lines)
+
+    def run(self, policy: str, lines: int, window: int) -> dict[str, float]:
+        """The metrics of a policy."""
+        counts = replay(
+            self.batches,
+            self.table.page_count,
+            lines=lines,
+            policy=policy,
+            window=window,
+            planned=PLANNED,
+            heat=self._heat,
+            seed=self._seed,
+            warm=self.warm,
+        )
+        hits, best = int(counts.hits.sum()), self._best(lines)
+        if hits > best:
+            raise RuntimeError(f"{policy} hits {hits} pages, more than MIN's {best}: please report this bug")
+        metrics = {
+            **self._metrics(hits, lines),
+            "loads": int(counts.loads.sum()),
+            "bypasses": int(counts.bypasses.sum()),
+            "evictions": counts.evictions,
+        }
+        return metrics | ({"in_use_share": counts.in_use / lines} if lines else {})
+
+    def _metrics(self, hits: int, lines: int) -> dict[str, float]:
+        """Hits compared with MIN; pages read, in the trace and per epoch."""
+        best, missed = self._best(lines), self.pages - hits
+        return {
+            "hit_ratio": hits / self.pages,
+            "of_min": hits / best if best else 1.0,
+            "regret": (best - hits) / self.pages,
+            "pages_read": float(missed),
+            "pages_per_batch": self.pages / (len(self.batches) - self.warm),
+            "epoch_pages_read": self.epoch_pages * missed / self.pages,
+            "epoch_pages": self.epoch_pages,
+        }
+
+    def cache_lines(self, sizes: list[tuple[str, str, float]]) -> list[tuple[str, int]]:
+        """(name, lines) of each cache size of arguments.parse_cache_size, without repeats."""
+        page_count, page_bytes, report = self.table.page_count, self.table.page_bytes, self._report
+        whole = {"%": page_count, "x": float(report.subject["pages_per_batch"])}
+        names: dict[int, str] = {}
+        for size_text, unit, number in sizes:
+            lines = int(number // page_bytes if unit == "B" else number * whole[unit])
+            if lines >= page_count:
+                lines = page_count
+                report.note(
+                    f"a cache of {size_text} holds the whole table: pages are hits after their first read"
+                )
+            if not lines and number:
+                ways = " (2% is a share of the pages, 5x is five minibatches)" if unit == "B" else ""
+                smaller = f"a cache of {size_text} is smaller than a page of {page_bytes} B"
+                report.note(f"{smaller}: nothing is hit{ways}")
+            size = format_bytes(lines * page_bytes)
+            names.setdefault(lines, f"{size_text} ({size})" if unit != "B" else size)
+        return [(name, lines) for lines, name in sorted(names.items())]
 
 
 def parse_wanted(value: str) -> tuple[float | None, float | None]:
@@ -188,14 +331,14 @@ def advise(case: Case, source: Source, wanted: tuple[float | None, float | None]
     if ratio is None:
         assert epoch_s is not None
         speed = speed or _measured_speed(case, session)
-        ratio = max(0.0, 1 - epoch_s * speed / _epoch_pages(case))
+        ratio = max(0.0, 1 - epoch_s * speed / case.epoch_pages)
     if speed is not None:
         report.subject["pages_per_s"] = speed
     report.subject["wanted_hit_ratio"] = ratio
 
     def hit_ratio(lines: int, window: int) -> float:
         """Measured once, as a figure of the report."""
-        size = format_bytes(lines * case.traced.page_bytes)
+        size = format_bytes(lines * case.table.page_bytes)
         setting = {"cache": size, "lines": lines, **source, "policy": POLICY, "window": window}
         figure = report.figure(**setting)
         if not figure.values:
@@ -204,11 +347,11 @@ def advise(case: Case, source: Source, wanted: tuple[float | None, float | None]
         return figure.values["hit_ratio"][-1]
 
     try:
-        smallest = _smallest(hit_ratio, case.traced.page_count, ratio)
+        smallest = _smallest(hit_ratio, case.table.page_count, ratio)
     finally:
         report.figures.sort(key=lambda f: (f.setting["lines"], f.setting["window"]))
     if smallest is None:
-        best = hit_ratio(case.traced.page_count, LONGEST)
+        best = hit_ratio(case.table.page_count, LONGEST)
         report.answers.append(
             f"no cache reaches {ratio:.1%}: with every page in the cache {best:.1%} are hits, the rest are "
             "first reads. A longer trace (--batches) has fewer first reads"
@@ -216,9 +359,9 @@ def advise(case: Case, source: Source, wanted: tuple[float | None, float | None]
         return
     report.answers += _answers(case, *smallest, hit_ratio(*smallest))
     if speed:
-        pages = _epoch_pages(case) * (1 - hit_ratio(*smallest))
+        pages = case.epoch_pages * (1 - hit_ratio(*smallest))
         report.answers.append(
-            f"an epoch of {_epoch_batches(case):,} minibatches then reads {pages:,.0f} pages: "
+            f"an epoch of {case.epoch_batches:,} minibatches then reads {pages:,.0f} pages: "
             f"{text.seconds(pages / speed)} at {speed:,.0f} pages/s"
         )
 
@@ -241,10 +384,10 @@ def _answers(case: Case, lines: int, window: int, ratio: float) -> list[str]:
     """The smallest cache, and what MIN hits with it."""
     if not lines:
         return ["no cache is needed: the goal is reached even if every page is read each time"]
-    cache = lines * case.traced.page_bytes
-    share = lines / case.traced.page_count
+    cache = lines * case.table.page_bytes
+    share = lines / case.table.page_count
     line_metadata = lines * _core.LINE_METADATA_BYTES
-    metadata = line_metadata + case.traced.page_count * _PAGE_WORD_BYTES
+    metadata = line_metadata + case.table.page_count * _PAGE_WORD_BYTES
     minimum = case.minimum(lines)["hit_ratio"]
     return [
         f"{ratio:.1%} of pages are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
@@ -255,26 +398,7 @@ def _answers(case: Case, lines: int, window: int, ratio: float) -> list[str]:
 
 
 def _measured_speed(case: Case, session: Session) -> float:
-    args = session.args
-    if args.path is None:
-        raise ValueError("--advise in seconds needs the disk's speed: give the dataset too, or --pages-per-s")
-    _, table = open_table(args)
-    if table.page_count != case.traced.page_count:
-        raise ValueError(
-            f"{args.path} has {table.page_count:,} pages of {table.name!r}, the trace has "
-            f"{case.traced.page_count:,}: the trace is from another dataset"
-        )
-    raw = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
+    raw = random_reads(case.table.shard_paths, page_bytes=case.table.page_bytes, seconds=3.0)
     if raw.note:
         session.report.note(raw.note)
     return float(raw.reads_per_s)
-
-
-def _epoch_batches(case: Case) -> int:
-    """Minibatches per epoch; if unknown, the number in the trace."""
-    return case.epoch_batches or case.trace.batch_count
-
-
-def _epoch_pages(case: Case) -> float:
-    """Pages that the minibatches of an epoch ask for."""
-    return _epoch_batches(case) * case.pages / (case.trace.batch_count - case.warm)

@@ -20,6 +20,7 @@ import torch
 from gids import _core
 from gids.cache.output_dtype import Bytes, Outputs
 from gids.errors import FormatError, MissingError, StorageError
+from gids.profiling import stage
 from gids.store.table import positions_of
 
 if TYPE_CHECKING:
@@ -138,7 +139,13 @@ class FeatureCache:
             if self._late_outputs:
                 count = len(self._ids[step].get(name, _NO_IDS))
                 rows = outputs[name] = self._memory.take(self.tables[name], count)
-            failures += cache.gather(step, rows)
+            cache.gather_ready(step, rows)
+            with stage("wait"):
+                cache.wait(step)
+                if self._late_outputs:  # what is left is read into them now
+                    failures += cache.gather_rest(step)
+            if not self._late_outputs:
+                failures += cache.gather_rest(step)
         features = {name: self._memory.tensor(self.tables[name], outputs[name]) for name in self._ids[step]}
         return features, self._error(failures)
 

@@ -53,12 +53,6 @@ _HIT_RATIO = """\
 SIZE is a cache size: a share of the table's pages (2%), bytes (4GB), or a number of average minibatches
 (5x). WANTED is a hit ratio (60%), or the time that an epoch may take to read the missing pages (30s). The
 speed of the disk is measured on the dataset, or given by --pages-per-s.
-
-To record your own training:
-
-    with gids.trace.record(loader, "run.trace"):  # gids.NodeLoader, gids.dgl.DataLoader, gids.FeatureLoader
-        train(loader)
-    gids bench hit-ratio --replay run.trace
 """
 _SAMPLES = """\
 Nodes are the unique input nodes of the minibatches: training reads their features. The edges of some
@@ -103,7 +97,7 @@ def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
-    arguments.add_path(parser, "DATASET", "dataset (not needed with --replay)", nargs="?")
+    arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
     _add_samplers(option)
     _add_sampling(parser, option)
@@ -115,16 +109,12 @@ def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
     text = "minibatches sampled ahead, 0 to 22 (default: 0,4,8,16,22)"
     option("--windows", numbers(0, 22), text, metavar="N,…")
     option("--cache", words, "cache sizes (default: 1%%,2%%,5%%,10%%)", metavar="SIZE,…")
-    text = "orders of rows to try, without changing the dataset: stored, original, degree, community, "
-    text += "trace:FILE as in `gids convert --order` (default: stored)"
+    text = "orders of rows to try, without changing the dataset: stored, original, degree, community, as in "
+    text += "`gids convert --order` (default: stored)"
     option("--order", words, text, metavar="ORDER,…")
-    option("--record", Path, "write the sampled trace to FILE", metavar="FILE")
-    option("--rows", True, "trace rows instead of pages, for --order trace:FILE")
-    option("--replay", Path, "replay a recorded trace instead of sampling", metavar="FILE")
     option("--advise", None, "find the smallest cache and window that reach WANTED", metavar="WANTED")
     option("--plot", Path, "draw hits by window to FILE, as PNG", metavar="FILE")
     option("--pages-per-s", rate, "disk speed for --advise (default: measured)", metavar="N")
-    _keep_defaults(parser, (*_SAMPLING, "sampler", "kappa", "batches", "order", "record", "rows"))
 
 
 def _add_sampled(parser: argparse.ArgumentParser, option: Option) -> None:

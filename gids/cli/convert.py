@@ -33,7 +33,6 @@ from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.convert.options import ReadRows
     from gids.convert.readers import Choices, Reader
     from gids.store import FeatureStore
 
@@ -162,8 +161,8 @@ def _add_storage(option: Option) -> list[argparse.Action]:
     text = "size of all pages, a multiple of 512 (default: chosen)"
     option("--page-bytes", parse_bytes, text, metavar="BYTES")
     option("--stripe", None, "distribute the pages over these, one per SSD", [], "DIR", nargs="+")
-    text = "order of the rows on disk: original, degree, community (neighbors together) or trace:FILE (as a "
-    option("--order", None, f"{text}run read them). Ids do not change (default: as in SRC)", metavar="ORDER")
+    text = "order of the rows on disk: original, degree or community (neighbors together). Ids do not change "
+    option("--order", None, f"{text}(default: as in SRC)", metavar="ORDER")
     text = "one scale per row or per column, for floating values stored as int8 (default: row)"
     return [add_repeated(option, "--scale", text, "[TABLE=]KIND")]
 
@@ -198,8 +197,6 @@ def run(args: argparse.Namespace) -> int:
     from gids.convert import Options, convert
     from gids.convert.readers import find_reader, open_source
 
-    order, _, trace = (args.order or "").partition(":")
-    read_rows = _read_rows(order, trace)
     path, *others = args.source
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     casts = _casts(args.dtype)
@@ -217,8 +214,7 @@ def run(args: argparse.Namespace) -> int:
         stripe=tuple(args.stripe),
         dtypes=casts,
         scales=_casts(args.scale),
-        order=order or None,
-        read_rows=read_rows,
+        order=args.order,
         keep_edge_ids=not args.no_edge_ids,
         times=not args.no_times,
         memory_bytes=args.memory,
@@ -226,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
         reminders = convert(
-            [*(f for p in args.source for f in reader.files(p)), *([Path(trace)] if trace else [])],
+            [f for p in args.source for f in reader.files(p)],
             lambda scratch: open_source(reader, path, scratch, choices),
             args.path,
             options,
@@ -248,22 +244,6 @@ def run(args: argparse.Namespace) -> int:
     for reminder in reminders:
         print(printable(reminder), file=sys.stderr)
     return 0
-
-
-def _read_rows(order: str, trace: str) -> ReadRows | None:
-    """The recorded rows for --order trace:FILE."""
-    if order != "trace":
-        if trace:
-            raise ValueError(f"--order {order} takes no file; only trace does: --order trace:{trace}")
-        return None
-    if not trace:
-        raise ValueError(
-            "--order trace needs a file: --order trace:FILE. `gids bench hit-ratio --record FILE --rows` or "
-            "gids.trace.record(loader, FILE, rows=True) writes it"
-        )
-    from gids.trace.recording import RowTrace
-
-    return RowTrace(trace).minibatches
 
 
 def load_graphs(path: str) -> Any:

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from gids import _core
-from gids.convert.options import Options, ReadRows
+from gids.convert.options import Options
 from gids.convert.source import Source, StoredTable, TableSource
 from gids.errors import FormatError
 from gids.store.geometry import DEFAULT_PAGE_BYTES, SECTOR_BYTES, SHORT_ROW_BYTES, Geometry, best_page_bytes
 from gids.store.table import Table
 from gids.write.dataset_writer import DatasetWriter
-from gids.write.row_order import check_memory, co_read_order, community_order, degree_order
+from gids.write.row_order import check_memory, community_order, degree_order
 
-ORDERS = ("original", "degree", "community", "trace")
+ORDERS = ("original", "degree", "community")
 _FILE_BYTES = 8192
 
 Compute = Callable[[], np.ndarray]
@@ -137,22 +137,13 @@ class RowOrders:
 
         method: of order_of.
         """
-        options, writer, name, count = self.options, self.writer, table.name, table.rows.shape[0]
+        writer, name, count = self.writer, table.name, table.rows.shape[0]
         if method is None:
             return None
         if method == "stored":
             assert table.stored is not None
             stored = table.stored.order
             return None if stored is None else lambda: stored
-        if method == "trace":
-            assert options.read_rows is not None
-            if (minibatches := options.read_rows(name, count)) is None:
-                self.say(f"{name} is in the order of its ids: the trace has no rows of this table")
-                return None
-            check_memory(method, count, options.memory_bytes)
-            return lambda: co_read_order(
-                minibatches, count, writer.scratch, options.memory_bytes, workers=options.workers
-            )
         assert isinstance(table.type, str)
         if (first := self._written.setdefault(table.type, name)) != name:
             order = writer.order(first)
@@ -164,15 +155,13 @@ class RowOrders:
         graphs = writer.in_edges(table.type) if method == "community" else []
         if method == "community" and not graphs:
             self.say(f"{name} is ordered by degree: no relation is from {table.type!r} to {table.type!r}")
-        check_memory(method, count, options.memory_bytes)
+        check_memory(method, count, self.options.memory_bytes)
         return lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
 
 
-def check_order(method: str | None, read_rows: ReadRows | None, source: Source) -> None:
-    """Raise FormatError for an unknown order, or if its trace or graph is missing."""
+def check_order(method: str | None, source: Source) -> None:
+    """Raise FormatError for an unknown order, or if its graph is missing."""
     if method is not None and method not in ORDERS:
         raise FormatError(f"unknown order {method!r}; choose {', '.join(ORDERS)}")
-    if method == "trace" and read_rows is None:
-        raise FormatError("--order trace needs a recorded trace: give --order trace:FILE")
     if method in ("degree", "community") and not source.graphs:
         raise FormatError(f"--order {method} needs a graph, and the source has none: use --order original")

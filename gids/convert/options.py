@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
-
-ReadRows = Callable[[str, int], Callable[[], Iterable[np.ndarray]] | None]
-"""(table, number of rows) -> a function that returns the rows of each minibatch of a trace, int64[n].
-
-None for an unknown table. Raises FormatError for a table of another size, and for a trace of pages.
-"""
-
 DEFAULT_SPLIT = (0.6, 0.2, 0.2)
-_FREE = ("read_rows", "workers", "memory_bytes")  # may change when a conversion resumes
+_FREE = ("workers", "memory_bytes")  # may change when a conversion resumes
 _OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids", "times": "--no-times"}
 
 
@@ -27,11 +19,11 @@ class Options:
     A gids dataset keeps what is None. page_bytes: of all tables; None: chosen by row, see layout.py.
     stripe: a directory per shard. dtypes: table name or key ("" for all others) -> type to cast to. scales:
     the same -> "row" (default) or "column", for floating tables cast to int8. order: of rows that share
-    pages, see layout.py; read_rows: for order "trace". index_dtype: "int64" (default), "int32" or "auto"
-    (int32 where it fits). reverse_edges, self_loops: see edges. sort_neighbors, dedup: see
-    DatasetWriter.write_edges. times: store the times of nodes and edges, and sort edges by them. split:
-    fractions of train, val and test for labels without splits; (): no random split; None: DEFAULT_SPLIT.
-    split_column: column of masks of shape (nodes, splits). workers and memory_bytes do not change the result.
+    pages, see layout.py. index_dtype: "int64" (default), "int32" or "auto" (int32 where it fits).
+    reverse_edges, self_loops: see edges. sort_neighbors, dedup: see DatasetWriter.write_edges. times: store
+    the times of nodes and edges, and sort edges by them. split: fractions of train, val and test for labels
+    without splits; (): no random split; None: DEFAULT_SPLIT. split_column: column of masks of shape (nodes,
+    splits). workers and memory_bytes do not change the result.
     """
 
     page_bytes: int | None = None
@@ -39,7 +31,6 @@ class Options:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)
     order: str | None = None
-    read_rows: ReadRows | None = None
     index_dtype: str | None = None
     keep_edge_ids: bool = True
     reverse_edges: bool = False

@@ -188,7 +188,7 @@ class _Conversion:
     def __post_init__(self) -> None:
         source, options = self.source, self.options
         self._check_edges()
-        check_order(options.order, options.read_rows, source)
+        check_order(options.order, source)
         names = {n for t in source.tables for n in (t.name, t.key)}
         for option, chosen in (("--dtype", options.dtypes), ("--scale", options.scales)):
             for name in chosen:

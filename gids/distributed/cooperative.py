@@ -17,18 +17,10 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.distributed.group import Group, Tensors
+from gids.distributed.collective import CollectiveSampling, LayeredSteps
 from gids.distributed.owners import Dealt, Owners
-from gids.distributed.sampling import (
-    OURS,
-    CollectiveSampling,
-    GroupSampling,
-    LayeredSteps,
-    edge_ids_at,
-    has_own_sample,
-    ranges,
-)
-from gids.loader.ranks import Ranks, place_of
+from gids.distributed.sampling import OURS, GroupSampling, edge_ids_at, has_own_sample, ranges
+from gids.loader.ranks import Group, Ranks, Tensors, place_of
 from gids.loader.sampling import sample_steps
 from gids.sampler import Block, Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, per_type
@@ -80,25 +72,22 @@ class CooperativeMinibatch(Minibatch):
         and the destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns
         the same with a row for each source of blocks[layer]. Differentiable: gradients go back to the owners.
         Every rank must call it, in forward and backward. Raises TypeError for what is no tensor, ValueError
-        for an unknown node type and for another number of rows, and the other ranks RankError; ValueError on
-        every rank if the rows of one have another shape, dtype or device type; RankError if ranks are at
-        different layers or minibatches.
+        for an unknown node type and for another number of rows, and the other ranks RankError; RankError on
+        every rank if the rows of one have another shape, dtype or device type, or if ranks are at different
+        layers or minibatches.
         """
         assert self.group is not None
-        place = place_of(self.loader, self.epoch, self.step, f"exchange({layer}, h)")
-        plans: dict[str, Exchange] = {}
-        own: dict[str, torch.Tensor] = {}
-
-        def rows() -> list[Any]:
-            for ntype, plan, values in self._plans(layer, h):
-                plans[ntype], own[ntype] = plan, values
-            return [[t, list(v.shape[1:]), str(v.dtype), v.device.type] for t, v in own.items()]
-
-        where = f"exchange({layer}, h): all ranks must give rows of the same shape, dtype and device type"
+        error: Exception | None = None
+        plans: list[tuple[str, Exchange, torch.Tensor]] = []
+        try:
+            plans = list(self._plans(layer, h))
+        except Exception as raised:
+            error = raised
+        rows = ", ".join(f"{t} {list(v.shape[1:])} {v.dtype} {v.device.type}".strip() for t, _, v in plans)
+        place = place_of(self.loader, self.epoch, self.step, f"exchange({layer}, h) of {rows}")
+        self.group.meet(place, error)
         send: Callable[..., torch.Tensor] = _Exchanged.apply
-        with self.group.lock:
-            self.group.agree(rows, where, place)
-            came = {t: send(own[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
+        came = {t: send(values, plan, self.group, f"{place} {t}") for t, plan, values in plans}
         return came if isinstance(h, dict) else came[""]
 
     def _plans(self, layer: int, h: PerType) -> Iterator[tuple[str, Exchange, torch.Tensor]]:
@@ -135,9 +124,8 @@ class _Exchanged(torch.autograd.Function):
         plan: Exchange = ctx.plan
         back = torch.empty_like(grad[plan.num_dst :])
         back[plan.place.to(grad.device)] = grad[plan.num_dst :]
-        with ctx.group.lock:
-            ctx.group.meet(f"{ctx.place}, backward")
-            came = _send(back, plan.expected, plan.counts, ctx.group)
+        ctx.group.meet(f"{ctx.place}, backward")
+        came = _send(back, plan.expected, plan.counts, ctx.group)
         result = grad.new_zeros(ctx.rows, *grad.shape[1:])
         result[: plan.num_dst] = grad[: plan.num_dst]
         result.index_add_(0, plan.send.to(grad.device), came)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from gids.distributed.group import Group, Tensors
 from gids.distributed.place import NOBODY, Placement, place
 from gids.loader.options import Options
+from gids.loader.ranks import Group, Tensors
 from gids.packs import measure_rates
 from gids.store import Table
 
@@ -115,9 +115,8 @@ def placed_owners(
     weights: float32[page_count]. memory_bytes: of this rank, for lines of this table. rest: of other pages.
     """
     peer_s, host_s = _seconds_per_page(group, table, options)
-    told = group.gather(
-        (peer_s, host_s, int(_SHARE * memory_bytes) // table.page_bytes), f"places pages of {table.name}"
-    )
+    mine = peer_s, host_s, int(_SHARE * memory_bytes) // table.page_bytes
+    told = group.gather(lambda: mine, f"places pages of {table.name}")
     placement = place(
         weights,
         [pages for _, _, pages in told],

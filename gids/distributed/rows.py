@@ -1,14 +1,15 @@
-"""RankRows: the rows that a rank reads, for minibatches that all ranks sample together.
+"""RankRows: the rows that a rank reads for minibatches that all ranks sample together; Step and Due: those of
+one minibatch.
 
-Made by GroupSource in place of a FeatureLoader. The ids of a step go to their owners when the step is
-sampled, so the owner's window sees what all ranks will ask for. The rows of step s + 1 are on their way while
-step s is trained.
+LockstepStream calls it. The ids of a step go to their owners when the step is sampled, so the owner's window
+sees what all ranks will ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,28 +17,58 @@ import torch
 from gids.cache.device.state import row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda import on_host
-from gids.distributed.group import Tensors
 from gids.distributed.owners import Dealt, Owners
-from gids.distributed.stream import Due, LockstepStream, Step, Steps
-from gids.loader.epoch_stream import EpochStream, Failed
+from gids.loader.epoch_stream import Failed
 from gids.loader.learned import Learned
-from gids.loader.row_source import EpochInput
-from gids.loader.sampling import EpochSampling
-from gids.sampler import Minibatch
+from gids.loader.ranks import Group, Tensors
+from gids.loader.readers import Features
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
+from gids.store.names import Relation
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device
-    from gids.distributed.source import GroupSource
     from gids.loader.feature_loader import FeatureLoader
 
 T = TypeVar("T")
 Ids = Mapping[str, torch.Tensor]
+OwnersOfEdges = Callable[[Any, Relation], np.ndarray]
 
 _UNIT = "distributed/order_rows.cu"
 _WARPS = 8  # of a block
 _WAVES = 4  # blocks per multiprocessor; see the launch bounds of the kernel
+
+
+@dataclass
+class Step(Generic[T]):
+    """What this rank reads for a step. Lists are by group of tables that are read alike.
+
+    ids: positions of the rows that all ranks ask of this one, int64[n], in the order of ranks. inverse: for
+    each row of the minibatch, its place among the rows that come in; empty if no rows are exchanged.
+    """
+
+    minibatch: T
+    nbytes: int
+    ids: list[torch.Tensor]
+    inverse: list[torch.Tensor]
+
+
+@dataclass
+class Due(Generic[T]):
+    """A step that was sampled and is not returned.
+
+    wanted, expected: how many rows each rank asks of this one, and how many come from each, by group of
+    tables, then by rank. step, rows: what was read, by table, until it is sent; or error. coming: by table,
+    the rows that come, as of start_rows(). failed: a byte of each rank, not 0 if it could not read its rows.
+    """
+
+    wanted: list[list[int]]
+    expected: list[list[int]]
+    step: Step[T] | None = None
+    rows: Features = field(default_factory=dict)
+    error: Exception | None = None
+    coming: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
+    failed: tuple[torch.Tensor, Any] | None = None
 
 
 class RankRows:
@@ -45,26 +76,30 @@ class RankRows:
 
     feature_loader: reads this rank's rows; those that are exchanged as they are stored. tables: those that
     the user wants, by name. owners: the owners of each table's rows, or None for edges of a partitioned
-    dataset, whose owners the source finds for a minibatch. Without owners, every rank reads the rows of its
-    minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are exchanged.
+    dataset, whose owners owners_of_edges finds for a minibatch. Without owners, every rank reads the rows of
+    its minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are
+    exchanged.
 
-    Attributes: group: the ranks that exchange rows; everyone: all ranks, which use packs and skip a step
-    together; exchanged: whether rows are exchanged; alike: names of tables whose rows have the same ids and
-    owners; counts: what was exchanged since the beginning.
+    Attributes: group: the ranks that exchange rows; everyone: all ranks, which skip a step together;
+    waiting_batches: see RowLoader; exchanged: whether rows are exchanged; alike: names of tables whose rows
+    have the same ids and owners; counts: what was exchanged since the beginning.
     """
 
     def __init__(
         self,
-        source: GroupSource,
+        group: Group,
+        everyone: Group,
         feature_loader: FeatureLoader,
         tables: Mapping[str, Table],
         owners: Mapping[str, Owners | None] | None,
+        *,
+        owners_of_edges: OwnersOfEdges,
         dtype: torch.dtype | None,
+        waiting_batches: int,
     ) -> None:
-        self._source, self.group, self.reads = source, source.group, source.options.reads
-        self.everyone = source.everyone
+        self.group, self.everyone, self.waiting_batches = group, everyone, waiting_batches
         self.feature_loader, self.tables = feature_loader, dict(tables)
-        self._owners, self._dtype = owners or {}, dtype
+        self._owners, self._owners_of_edges, self._dtype = owners or {}, owners_of_edges, dtype
         self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}  # of tables, for kernels
         if owners is not None and feature_loader.cuda_device is not None:
             feature_loader.cuda_device.preload(_UNIT)
@@ -75,37 +110,6 @@ class RankRows:
             alike.setdefault(key, []).append(name)
         self.alike = list(alike.values())
         self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
-
-    @property
-    def waiting_batches(self) -> int:
-        """The same on all ranks."""
-        return self._source.bulk - 1
-
-    def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]:
-        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective.
-
-        The ranks sample together, and none is ahead of its epoch: epoch.following is not used.
-        """
-        steps = Steps(self, cast(EpochSampling, epoch.minibatches), epoch.ids_of, epoch.bytes_of)
-        return LockstepStream(self, steps, epoch.growth, epoch.count, epoch.learned)
-
-    def agree_on_packs(self, learned: Learned, count: int | None, place: str) -> bool:
-        """Whether all ranks may read the next minibatches by packs. Collective if the options allow packs.
-
-        Raises ValueError on all ranks if packs are asked for and impossible on one.
-        """
-        if self.reads == "random" or self.feature_loader.device.type != "cpu":
-            return False
-        may, reason = False, ""
-        try:
-            may = self.feature_loader.may_use_packs(learned, count)
-        except ValueError as error:
-            reason = str(error)
-        said: list[tuple[bool, str]] = self.everyone.gather((may, reason), place)
-        for rank, (_, reason) in enumerate(said):
-            if reason:
-                raise ValueError(f"{self.everyone.name_of(rank)}: {reason}")
-        return all(may for may, _ in said)
 
     def ids_of(self, step: Step[Any]) -> Ids:
         """The positions of the rows that this rank reads for a step, by table."""
@@ -212,4 +216,4 @@ class RankRows:
         if owners is not None:
             return owners(ids)
         assert not isinstance(type_, str)
-        return self._source.owners_of_edges(minibatch, type_)
+        return self._owners_of_edges(minibatch, type_)

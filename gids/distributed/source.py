@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,14 +17,13 @@ import torch
 from gids.cache.feature_cache import page_weights
 from gids.cuda import open_device
 from gids.distributed.cooperative import Cooperation
-from gids.distributed.group import Group
 from gids.distributed.owners import Owners, PlacedOwners, hash_owners, placed_owners, range_owners
-from gids.distributed.rows import RankRows
 from gids.distributed.sampling import GroupSampling, whole_graphs
+from gids.distributed.stream import LockstepRows
 from gids.errors import FormatError
 from gids.loader import source as loader_source
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.ranks import Ranks
+from gids.loader.ranks import Group, Ranks
 from gids.loader.row_source import RowSource, StepSampling, Tables, chosen_tables
 from gids.loader.sampling import sample_steps
 from gids.loader.source import Source
@@ -33,12 +33,7 @@ from gids.store.names import Relation
 from gids.store.part import part_name, part_paths
 
 OwnedBy = Literal["hash", "range", "heat"]
-_SWEPT_BYTES = 1 << 20
-"""If rows may be read by packs, a rank owns so many successive bytes, which one pass reads at once."""
-
 _BLOCK = 1 << 20
-_LEAST_BLOCKS = 64
-"""But at least so many blocks of rows, for balance."""
 
 
 class GroupSource(RowSource):
@@ -71,7 +66,7 @@ class GroupSource(RowSource):
                 f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the "
                 "seeds. For a loader of one rank alone, open the whole dataset with gids.open()"
             )
-        return Ranks(self.everyone.rank, self.everyone.size, lambda _: self.everyone)
+        return Ranks(self.everyone.rank, self.everyone.size, lambda: nullcontext(self.everyone))
 
     def sampling(
         self, topology: Topology, ranks: Ranks, device: torch.device, *, cooperative: bool
@@ -111,8 +106,6 @@ class GroupSource(RowSource):
             what, instead = "cooperative minibatches are sampled on the CPU", ""
         elif self.part is not None:
             what, instead = "a partitioned dataset is sampled on the CPU", whole
-        elif self.options.reads == "pack":
-            what, instead = "ranks that share rows use packs on the CPU only", ", or reads='random'"
         else:
             return
         raise ValueError(f"device={str(device)!r}: {what}. Use device='cpu' and move minibatches{instead}")
@@ -126,12 +119,12 @@ class GroupSource(RowSource):
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
         cooperative: bool = False,
-    ) -> RankRows:
+    ) -> LockstepRows:
         """Collective: all ranks must have tables of the same layout."""
         chosen = chosen_tables(self.stores, tables)
         loader: FeatureLoader | None = None
 
-        def make() -> list[Any]:
+        def make() -> dict[str, Any]:
             nonlocal loader
             self._check_parts(chosen)
             # Rows that are exchanged are decoded by the rank that gets them.
@@ -142,10 +135,10 @@ class GroupSource(RowSource):
                 device=device,
                 minibatch_rows=minibatch_rows,
             )
-            return [torch.device(device).type, *(_layout(name, chosen[name]) for name in sorted(chosen))]
+            return {"device": torch.device(device).type} | {n: _layout(t) for n, t in chosen.items()}
 
         try:
-            self.everyone.agree(make, "all ranks must load the same tables", "opens tables")
+            self.everyone.agree(make, "opened tables", "All ranks must load the same tables")
         except Exception:
             if loader is not None:
                 loader.leave(user)
@@ -157,7 +150,16 @@ class GroupSource(RowSource):
         for name, of_rows in (owners or {}).items():
             if isinstance(of_rows, PlacedOwners):  # these pages stay in the lines of this rank
                 loader.keep_pages(name, of_rows.held)
-        return RankRows(self, loader, chosen, owners, dtype)
+        return LockstepRows(
+            self.group,
+            self.everyone,
+            loader,
+            chosen,
+            owners,
+            owners_of_edges=self._owners_of_edges,
+            dtype=dtype,
+            waiting_batches=self.bulk - 1,
+        )
 
     def owners_of(self, table: Table, line_bytes: int = 0) -> Owners | None:
         """The owners of a table's rows; None for edges, whose owner is that of their destination.
@@ -167,14 +169,8 @@ class GroupSource(RowSource):
         if self.part is not None:
             return self._node_owners(table.type) if isinstance(table.type, str) else None
         key: tuple[Any, ...] = (table.type, table.rows_per_page, table.order is None or table.name)
-        tables = [table]
-        if self.options.reads != "random" and self._owned_by != "heat" and table.order is None:
-            # Tables of a type are read by the same ids then, so that packs count and cut their rows once.
-            key = (table.type, table.row_count)
-            every = [t for store in self.stores for t in store.tables.values() if t.order is None]
-            tables += [t for t in every if (t.type, t.row_count) == key]
         if key not in self._owners:
-            self._owners[key] = self._dealt(tables, table.row_count, table.order)
+            self._owners[key] = self._dealt([table], table.row_count, table.order)
             if self._owned_by == "heat" and isinstance(table.type, str):
                 self._owners[key] = self._placed(table, table.type, self._owners[key], line_bytes)
         return self._owners[key]
@@ -210,18 +206,13 @@ class GroupSource(RowSource):
         return [own[rank // columns] for rank in range(self.everyone.size)]
 
     def _dealt(self, tables: Sequence[Table], ids: int, order: np.ndarray | None) -> Owners:
-        """Owners of so many ids, by "hash" or "range". Rows on a page of the tables have one owner; if packs
-        may read them, a long part of the table with the longest rows.
+        """Owners of so many ids, by "hash" or "range". Rows on a page of the tables have one owner.
 
         order: Table.order of the only table, or None.
         """
         count, block = self.group.size, max((t.rows_per_page for t in tables), default=1)
         if self._owned_by == "range":
             return range_owners(count, ids, block, order)
-        if self.options.reads != "random" and tables:
-            widest = max(tables, key=lambda t: t.row_bytes)
-            rows = min(_SWEPT_BYTES // widest.row_bytes, ids // (count * _LEAST_BLOCKS))
-            block = widest.rows_per_page * max(1, rows // widest.rows_per_page)
         return hash_owners(count, block, order)
 
     def _placed(self, table: Table, ntype: str, rest: Owners, line_bytes: int) -> Owners:
@@ -236,7 +227,7 @@ class GroupSource(RowSource):
         share = line_bytes * table.page_count * table.page_bytes // max(1, nbytes)
         return placed_owners(self.group, table, weights, share, self.options, rest)
 
-    def owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:
+    def _owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:
         """The owners of the edges of a relation that a minibatch reads, in their order."""
         src, _, dst = relation
         nodes = minibatch.input_nodes
@@ -281,7 +272,6 @@ def open(
     owners: OwnedBy = "hash",
     replicas: int = 1,
     bulk: int = 4,
-    timeout: float = 300.0,
     **options: Any,
 ) -> GroupSource:
     """Open a dataset for loaders of several ranks, which read each page once and send each other its rows.
@@ -300,28 +290,28 @@ def open(
             P / c ranks whose r % c is the same ("1.5D"). There must be P / c parts.
         bulk: minibatches of a partitioned dataset that are sampled in one go. More save exchanges, and take
             memory.
-        timeout: seconds that a rank waits for another one, before all raise RankError.
-        options: of gids.open(). ``memory``, ``scratch`` and ``scratch_bytes`` are of each rank. ``reads`` and
-            ``window`` must be the same on all ranks; if random reads are cheaper on one, all read at random.
+        options: of gids.open(). ``memory`` is of each rank. ``window`` must be the same on all ranks. Ranks
+            that share rows read at random, so ``reads="pack"`` is refused.
 
     Raises ValueError without a process group, for a number of ranks that does not fit the parts, and if ranks
     give different arguments or datasets; FileNotFoundError for a part that is missing; RankError if another
-    rank ends, stalls or fails; and the errors of gids.open().
+    rank fails, ends, or does not come within the ``timeout`` of init_process_group(); and the errors of
+    gids.open().
     """
-    everyone = Group(timeout_s=timeout)
+    everyone = Group()
     local: Source | None = None
 
     def say() -> dict[str, Any]:
         nonlocal local
-        _check_arguments(owners, replicas, bulk, everyone.size)
+        _check_arguments(owners, replicas, bulk, everyone.size, options)
         local = _open_part(Path(dataset), everyone.rank // replicas, everyone.size // replicas, options)
         said = {"owners": owners, "replicas": replicas, "bulk": bulk, "dataset": _identity(local.store)}
-        said |= {"window": local.options.window, "reads": local.options.reads}
         methods = {ntype: local.store.heat_methods(ntype) for ntype in local.store.node_types}
-        return said | {"heat": methods if owners == "heat" else None}
+        return said | {"window": local.options.window, "heat": methods if owners == "heat" else None}
 
     try:
-        everyone.agree(say, "give every rank the same arguments and the same dataset", "opens a dataset")
+        cure = "Give every rank the same arguments and the same dataset"
+        everyone.agree(say, "called gids.distributed.open()", cure)
     except Exception:
         everyone.close()
         if local is not None:
@@ -330,24 +320,32 @@ def open(
     assert local is not None
     group = everyone
     if replicas > 1:
-        columns = [range(column, everyone.size, replicas) for column in range(replicas)]
-        ranks = columns[everyone.rank % replicas]
-        group = Group(ranks, timeout_s=timeout, all_groups=columns, within=everyone)
+        group = Group([range(column, everyone.size, replicas) for column in range(replicas)])
     return GroupSource(local, group, everyone, owners, bulk)
 
 
-def _check_arguments(owners: object, replicas: object, bulk: object, world_size: int) -> None:
+def _check_arguments(
+    owners: object, replicas: object, bulk: object, world_size: int, options: Mapping[str, Any]
+) -> None:
     if owners not in get_args(OwnedBy):
         raise ValueError(f"owners={owners!r} must be 'hash', 'range' or 'heat'")
     for name, value in (("replicas", replicas), ("bulk", bulk)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a whole number, 1 or more")
     assert isinstance(replicas, int)
+    if options.get("reads") == "pack":
+        raise ValueError("reads='pack': ranks that share rows read at random. Leave reads= out")
+    if "timeout" in options:
+        raise TypeError(
+            f"timeout={options['timeout']}: give it to init_process_group(timeout=timedelta(seconds=…))"
+        )
     if world_size % replicas:
         raise ValueError(f"replicas={replicas}: the {world_size} ranks cannot be divided by it")
 
 
 def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -> Source:
+    if options.get("reads", "auto") == "auto":
+        options = {**options, "reads": "random"}
     if not part_paths(path):
         source = loader_source.open(path, **options)
         if source.store.part is not None:
@@ -379,9 +377,9 @@ def _identity(store: FeatureStore) -> str:
     return f"nodes {nodes}, edges {edges}, content {store.content_crc:08x}"
 
 
-def _layout(name: str, table: Table) -> list[Any]:
+def _layout(table: Table) -> list[Any]:
     """What ranks that send each other rows of a table rely on, and its content unless it is a part."""
     type_ = table.type if isinstance(table.type, str) else list(table.type)
-    rows = [name, type_, table.id_count, list(table.shape), str(table.dtype), table.scale, table.row_bytes]
+    rows = [type_, table.id_count, list(table.shape), str(table.dtype), table.scale, table.row_bytes]
     whole = table.held is None
     return [*rows, table.page_bytes, table.order is not None, table.content_crc if whole else None]

@@ -6,20 +6,17 @@ Made by GroupSampling for gids.sampler.RandomWalk. The owner of the node where a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from gids import _core
-from gids.distributed.group import Tensors
+from gids.distributed.collective import CollectiveSampling
 from gids.distributed.owners import Dealt
 from gids.errors import FormatError
-from gids.sampler import Block, RandomWalk
+from gids.loader.ranks import Tensors
+from gids.sampler import Block, RandomWalk, Topology
 from gids.sampler.layered import Numbers
-
-if TYPE_CHECKING:
-    from gids.distributed.sampling import GroupSampling
 
 Place = Callable[[str], str]
 
@@ -27,13 +24,22 @@ Place = Callable[[str], str]
 class Walks:
     """The walks of one layer of successive steps. Lists are by step.
 
-    numbers: of the first step. place: where this rank is, for Group.exchange, from what it exchanges.
+    local, counts: as of GroupSampling. numbers: of the first step. place: where this rank is, for Group, from
+    what it exchanges.
     """
 
     def __init__(
-        self, sampling: GroupSampling, sampler: RandomWalk, layer: int, numbers: Numbers, place: Place
+        self,
+        sampling: CollectiveSampling,
+        local: Topology,
+        counts: dict[str, int],
+        sampler: RandomWalk,
+        layer: int,
+        numbers: Numbers,
+        place: Place,
     ) -> None:
-        self._sampling, self._sampler, self._layer = sampling, sampler, layer
+        self._sampling, self._native, self._counts = sampling, local.native, counts
+        self._sampler, self._layer = sampler, layer
         self._numbers, self._place = numbers, place
 
     def blocks(self, nodes: Sequence[_core.FoundNodes]) -> list[Block]:
@@ -99,8 +105,8 @@ class Walks:
                 orders.append(dealt.order)
                 messages += map(dealt.parts, of_step)
                 away = len(dealt.order) - int(dealt.counts[group.rank])
-                sampling.counts["nodes asked"] += away
-                sampling.counts["bytes sent"] += 24 * away
+                self._counts["nodes asked"] += away
+                self._counts["bytes sent"] += 24 * away
             return messages
 
         def answer() -> Tensors:
@@ -111,15 +117,16 @@ class Walks:
                 for rank, of_rank in enumerate(zip(*asked[3 * i : 3 * i + 3], strict=True)):
                     starts, draws, at = (v.numpy() for v in of_rank)
                     moved, numbers = np.empty(len(at), np.int64), (seed, epoch, first + i)
-                    native = sampling.local.native
                     try:
-                        _core.hop_walks(native, relation, numbers, self._layer, starts, draws, at, moved)
+                        _core.hop_walks(
+                            self._native, relation, numbers, self._layer, starts, draws, at, moved
+                        )
                     except _core.BadTopology as bad:
                         raise FormatError(str(bad)) from None
                     messages[-1].append(torch.from_numpy(moved))
                     if rank != group.rank:
-                        sampling.counts["edges sent"] += len(moved)
-                        sampling.counts["bytes sent"] += moved.nbytes
+                        self._counts["edges sent"] += len(moved)
+                        self._counts["bytes sent"] += moved.nbytes
             return messages
 
         asked = group.exchange(ask, [torch.int64] * 3 * count, self._place(f"asks for hop {hop}"))

@@ -5,9 +5,9 @@ from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.epoch_stream import EpochStream
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
-from gids.loader.observer import Observer, epoch_figures
 from gids.loader.options import Options, Tuning
 from gids.loader.source import Source
+from gids.loader.stats import epoch_figures
 
 __all__ = [
     "EdgeLoader",
@@ -15,7 +15,6 @@ __all__ = [
     "EpochStream",
     "FeatureLoader",
     "NodeLoader",
-    "Observer",
     "Options",
     "SampledEpoch",
     "Source",

@@ -17,9 +17,8 @@ from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.loader.epoch_loader import EpochLoader, check_range
 from gids.loader.options import explain_names
-from gids.loader.ranks import StepSeeds
 from gids.loader.row_source import RowSource, Tables
-from gids.loader.sampling import Epoch, EpochSampling
+from gids.loader.sampling import Epoch, EpochSampling, StepSeeds
 from gids.loader.source import Dataset
 from gids.sampler import Block, Minibatch, Sampler, TimedSeeds, Topology
 from gids.sampler.forest import AnySeeds

@@ -26,7 +26,6 @@ from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.learned import Learned
 from gids.loader.options import whole_number
-from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
 from gids.loader.row_source import (
     EpochInput,
@@ -37,7 +36,7 @@ from gids.loader.row_source import (
     chosen_tables,
     default_tables,
 )
-from gids.loader.sampling import Epoch, EpochSampling, SampleStream, layered_of
+from gids.loader.sampling import Epoch, EpochSampling, EpochSeeds, SampleStream, layered_of
 from gids.loader.source import Dataset, as_row_source
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
@@ -195,7 +194,7 @@ class EpochLoader(Closing, ABC):
         self._device: cuda.Device | None = None
         on_cpu = torch.device(device).type == "cpu"
         shares = None if on_cpu else f"topology {self.store.content_crc:08x}"
-        with self._ranks.check_alike(lambda: self._compared() | {"dtype": str(dtype)}, shares) as peers:
+        with self._ranks.comparing(lambda: self._compared() | {"dtype": str(dtype)}, shares) as peers:
             if not on_cpu:
                 self._device = cuda.open_device(device)
                 pinned = [
@@ -302,7 +301,7 @@ class EpochLoader(Closing, ABC):
                     following=following,
                 )
             )
-        begun = SampledEpoch(stream, self._stream, progress, seeds, sampling.epoch.sampler)
+        begun = SampledEpoch(stream, self._stream, progress, seeds)
         with self._beginning:
             self._epochs.add(begun)
             self._check_open()  # a signal handler may have closed it within the lock
@@ -410,18 +409,16 @@ class EpochLoader(Closing, ABC):
                     f"this one has {made_with.get(key)!r}: make the loader with the same arguments, for the "
                     "same dataset"
                 )
-        unknown = [made_with["sampler"]] if type(self.sampler).__repr__ is object.__repr__ else []
-        for name in getattr(self.sampler, "without_repr", unknown):
+        if type(self.sampler).__repr__ is object.__repr__:
             log.warning(
                 "the sampler %s has no __repr__, so only its name was compared with the state's: give it one "
                 "with all that its minibatches depend on",
-                name,
+                made_with["sampler"],
             )
         if epoch < 0 or not 0 <= step <= len(self):
             raise ValueError(f"the state is at epoch {epoch}, step {step}; an epoch has {len(self)} steps")
         self.epoch = epoch
         self._resume = _Progress(epoch, step)
-        self._ranks.taken = 0
 
     def stats(self) -> dict[str, Any]:
         """The counters of FeatureLoader.stats() for this loader; ``memory`` also has sampler and topology.
@@ -529,11 +526,10 @@ class SampledEpoch(Iterator[Minibatch]):
         sampled_on: SampleStream,
         progress: _Progress,
         seeds: EpochSeeds,
-        sampler: Sampler,
     ) -> None:
         self._begun = False
         self.order = torch.from_numpy(seeds.order)
-        self._seeds, self._sampler = seeds, sampler
+        self._seeds = seeds
         self._stream = stream
         self._sampled_on = sampled_on
         self._progress = progress
@@ -544,12 +540,10 @@ class SampledEpoch(Iterator[Minibatch]):
     def hand_out(self, make: Callable[[Minibatch], R]) -> R:
         """What `make` makes of the next minibatch, which counts as handed out only then: a signal handler may
         ask for the state meanwhile. After an error of `make` the epoch goes on with the next one."""
-        ranks = self._seeds.ranks
         if not self._begun:
             self._begun = self._progress.begun = True
             try:
-                at = self._progress
-                ranks.begin_epoch(at.epoch, at.step, lambda: _name_of(self._sampler))
+                self._seeds.ranks.check_process_group()
             except BaseException:
                 self.close()
                 raise
@@ -557,7 +551,6 @@ class SampledEpoch(Iterator[Minibatch]):
             minibatch, features = next(self._stream)
         except StorageError:
             self._progress.step += 1  # a resumed epoch does not repeat it
-            ranks.taken += 1
             raise
         try:
             self._sampled_on.hand_over(minibatch)
@@ -565,7 +558,6 @@ class SampledEpoch(Iterator[Minibatch]):
             made = make(minibatch)
         except Exception as error:
             self._progress.step += 1
-            ranks.taken += 1
             if isinstance(error, StopIteration):  # which would end the loop in silence
                 raise RuntimeError(
                     "the transform raised StopIteration: let it return, or raise another error"
@@ -575,7 +567,6 @@ class SampledEpoch(Iterator[Minibatch]):
             self.close()
             raise
         self._progress.step += 1
-        ranks.taken += 1
         return made
 
     def positions(self, step: int) -> torch.Tensor:

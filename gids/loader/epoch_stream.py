@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from gids.closing import Closing, OwnLock
 from gids.errors import StorageError
-from gids.loader.observer import Observers
 from gids.loader.readers import Features, Gathered, Ids, Reader
 from gids.packs import ByReference
+from gids.profiling import stage
 
 if TYPE_CHECKING:
     from gids.loader.pack_switch import PackSwitch
@@ -184,7 +184,6 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._find_window, self._aside, self._on_turn, self.has_window = begin, aside, on_turn, False
         self._ended, self._seconds = ended, {"sample": 0.0} if seconds is None else seconds
         self.warned = False  # that it has no window
-        self._observers = Observers()
         self._switch: PackSwitch[T] | None = None
         self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
@@ -206,11 +205,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self.source, self._switch = source, switch
         self._minibatches, switch.opened = iter(source), self._opened
 
-    def take_window(self, reader: Reader, observers: Observers, on_close: Callable[[], None]) -> None:
+    def take_window(self, reader: Reader, on_close: Callable[[], None]) -> None:
         """Go on by a reader with lookahead. on_close: called once, when the window is free again."""
         self._go_on_by(reader)
-        self._observers, self.has_window = observers, True
-        self._at_end += [observers.end, on_close]
+        self.has_window = True
+        self.ending.gathered = 0
+        self._at_end.append(on_close)
 
     def set_aside(self) -> bool:
         """Go on without lookahead, for another stream. False if another thread uses this one, or by packs."""
@@ -225,7 +225,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             for function in self._at_end:
                 function()
             self._at_end.clear()
-            self._observers, self.has_window = Observers(), False
+            self.has_window = False
             return True
         finally:
             if True in taken:
@@ -281,7 +281,6 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         reader.close()
         if reader in self._opened:
             self._opened.remove(reader)
-        self._observers.begin_again()
         return held
 
     def __next__(self) -> tuple[T, Features]:
@@ -402,14 +401,13 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             if self._gathered == self._planned:
                 raise self._take_end()
             try:
-                with self._observers.stage("gather"):
+                with stage("gather"):
                     gathered = self._reader.gather()
             except OSError as error:
                 if self._switch is None or not self._switch.failed(self, error):
                     raise
-        self._observers.gathered()
-        self._observers.retired()
         self._gathered += 1
+        self.ending.gathered += 1
         return self._held.popleft(), *gathered
 
     @property
@@ -428,9 +426,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._enter(t)
             if self._entered == t:
                 return  # the source is exhausted
-            with self._observers.stage("plan"):
+            with stage("plan"):
                 self._reader.plan()
-                self._observers.planned()
             self._planned += 1
 
     def _enter(self, t: int) -> None:
@@ -438,9 +435,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         while self._entered < t + 1 + min(self._window, t) and self._end is None:
             try:
                 minibatch, ids = self._sample()
-                with self._observers.stage("enter"):
+                with stage("enter"):
                     self._reader.enter(minibatch, ids)
-                    self._observers.entered(ids)
             except StopIteration:
                 self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
@@ -452,12 +448,11 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _sample(self) -> tuple[T, Ids]:
         if not self._reader.by_ids:  # the reader has sampled minibatches
-            minibatch = next(self._minibatches)
-            return minibatch, self._ids_of(minibatch) if self._observers.any else {}
+            return next(self._minibatches), {}
         if not self._again and self._end_again is not None:
             raise self._end_again
         begun = time.perf_counter()
-        with self._observers.stage("sample"):
+        with stage("sample"):
             minibatch = self._again.popleft() if self._again else next(self._minibatches)
             ids = cast(Ids, {})
             try:
@@ -536,12 +531,14 @@ class Ending:
     """What is closed at the end of a stream. Refers to no stream: the finalizer must not keep it alive.
 
     parts: what was opened in this process, closed the last one first. then: functions that are called once
-    all parts are closed, the first one first. turn: a context for both.
+    all parts are closed, the first one first. turn: a context for both. gathered: number of minibatches that
+    the stream gathered since it got the window.
     """
 
     def __init__(self, turn: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self.parts: list[Any] = []
         self.then: list[Callable[[], None]] = []
+        self.gathered = 0
         self._turn, self._pid, self._lock, self._closes = turn, os.getpid(), OwnLock(), False
 
     @property

@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -40,13 +40,13 @@ from gids.loader.memory import (
     larger,
     memory_line,
 )
-from gids.loader.observer import Observer, Observers, Stats, added, between, epoch_summary, stage_for
 from gids.loader.options import explain_names
 from gids.loader.pack_reads import PackReads
 from gids.loader.pack_switch import PackSwitch
 from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.row_source import EpochInput, Tables, chosen_tables, is_of_nodes
 from gids.loader.source import Dataset, Source, as_source
+from gids.loader.stats import Stats, added, between, epoch_summary
 from gids.packs import MOST_ROWS, OnDevice
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
@@ -75,7 +75,6 @@ class FeatureLoader(Closing):
         minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
             out for such minibatches. Default: a quarter more than the first minibatch reads, or less where
             memory is short.
-        observer: its methods are called as minibatches pass through the loader; see gids.loader.Observer.
 
     The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
@@ -94,7 +93,6 @@ class FeatureLoader(Closing):
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
-        observer: Observer | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
@@ -157,7 +155,6 @@ class FeatureLoader(Closing):
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
         self._ends = False  # close() was called: no stream begins that it does not close
         self._seconds = {"sample": 0.0}
-        self._observers = Observers(observer, stage_for(self.device))
         self._last_stats: dict[str, Any] | None = None  # once closed
         self._shares: weakref.WeakKeyDictionary[Learned, Stats] = weakref.WeakKeyDictionary()
         # Whose streams read now, and stats() as that began. Weak: what is prepared of a dropped loader's next
@@ -221,10 +218,6 @@ class FeatureLoader(Closing):
     def engine(self) -> Engine:
         """The I/O engine, for its counters. The loader closes it."""
         return self._engine
-
-    def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        """Call the methods of observer while a block runs."""
-        return self._observers.added(observer)
 
     @property
     def closed(self) -> bool:
@@ -345,8 +338,7 @@ class FeatureLoader(Closing):
             minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches),
             self._through(epoch),
             epoch.ids_of,
-            # Together, a stream ends with its superbatch.
-            count=epoch.count if epoch.together is None else None,
+            count=epoch.count,
             begin=partial(self._begin, epoch),
             aside=partial(self._through, epoch),
             check=self.check_device,
@@ -401,16 +393,15 @@ class FeatureLoader(Closing):
             self._packs.release()
         self._placement.allow_waiting(epoch.waiting_batches)
         own = weakref.ref(stream)
-        ready, begun = self._observers.ready, time.perf_counter()
-        ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), ready, begun)
-        stream.take_window(self.cache_reader(epoch), self._observers, ended)
+        ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), time.perf_counter())
+        stream.take_window(self.cache_reader(epoch), ended)
         self._windowed = own, stream.ending
 
     def _choose_reads(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
         """Let a stream read by packs where that is faster, if it may."""
         packs = self._packs
         prepared = packs.prepared(epoch.learned, epoch.minibatches)
-        if epoch.packs and self.may_use_packs(epoch.learned, epoch.count):
+        if self.may_use_packs(epoch.learned, epoch.count):
             source = stream.source if prepared is None else prepared.source
             switch = PackSwitch(
                 source,
@@ -418,7 +409,6 @@ class FeatureLoader(Closing):
                 self,
                 packs,
                 seconds=self._seconds,
-                observers=self._observers,
                 prepared=prepared,
             )
             stream.use(source, switch)
@@ -617,7 +607,7 @@ class FeatureLoader(Closing):
             return True
         nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
         memory = self.source.memory if self.device.type == "cpu" else self._placement.memory_bytes
-        return wide is None and nbytes > memory and not self._observers.of_cache and self._options.cache != 0
+        return wide is None and nbytes > memory and self._options.cache != 0
 
     def lines_for(self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
         """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
@@ -647,7 +637,7 @@ class FeatureLoader(Closing):
         if placement.on_host:
             placement.leave_to_others(kept_bytes + self._packs.next_bytes)
         first = placement.plan is None
-        cache = placement.build(sizes, heats)
+        placement.build(sizes, heats)
         assert placement.plan is not None
         wanted, available = sum(placement.plan.purposes.values()), available_bytes()
         wanted -= placement.plan.purposes.get(OTHERS, 0)
@@ -659,7 +649,6 @@ class FeatureLoader(Closing):
             )
         if log.isEnabledFor(logging.INFO):
             log.info(memory_line(placement, sizes))
-        self._observers.cache_opened(cache)
 
     def take_turn(self, learned: Learned) -> None:
         """From now on count for the streams with this `learned`."""
@@ -719,7 +708,6 @@ def _stream_ended(
     loader: weakref.ref[FeatureLoader],
     own: weakref.ref[EpochStream[Any]],
     before: dict[str, Any],
-    ready: int,
     begun: float,
 ) -> None:
     me = loader()
@@ -730,7 +718,7 @@ def _stream_ended(
         return  # Ctrl-C interrupted this, and it is repeated; or another thread has begun the next epoch
     me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
-        minibatches = me._observers.ready - ready
-        line = epoch_summary(before, me._totals(), minibatches, time.perf_counter() - begun)
+        gathered = windowed[1].gathered
+        line = epoch_summary(before, me._totals(), gathered, time.perf_counter() - begun)
         if line is not None:
             log.info(line)

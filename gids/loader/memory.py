@@ -30,9 +30,9 @@ from gids.cuda import on_host
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io.device.kvikio_reader import open_extent_reader
 from gids.io.disks import disk_count
-from gids.loader.observer import is_size
 from gids.loader.options import MAX_PLANNED
 from gids.loader.readers import Cache, Ids
+from gids.loader.stats import is_size
 from gids.sizes import format_bytes
 from gids.store.table import positions_of
 
@@ -288,7 +288,7 @@ class Placement(ABC):
             self._warned = True
             log.warning(too_large(rows, excess, in_time=False))
 
-    def build(self, sizes: Sizes, heats: Heats) -> Cache:
+    def build(self, sizes: Sizes, heats: Heats) -> None:
         """Share memory out, and build the cache.
 
         sizes: of minibatches like the first one, with the window and planned minibatches that the user wants.
@@ -300,7 +300,6 @@ class Placement(ABC):
         self.window, self._most_planned = plan.sizes.window_batches, plan.sizes.planned_batches
         self.planned = min(self.planned, self._most_planned)
         self.waiting = self._most_waiting = plan.sizes.waiting_batches
-        return cache
 
     def release(self) -> None:
         """Free the cache, if there is one. Its counters stay."""

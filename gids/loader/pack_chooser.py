@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -64,21 +64,6 @@ _LEAST_SHARE = 0.75
 """The next epoch is made while one is trained if at least this share of the memory for packs is left."""
 
 _CHEAPER = "random reads are cheaper"
-
-
-class Together(Protocol):
-    """What processes that sample the same steps together decide together, in each stream of minibatches."""
-
-    def agree(self, wanted: int, room: int) -> int:
-        """Called once EARLY minibatches are sampled: how many shall be sampled ahead; 0: random reads.
-
-        wanted: how many this process wants, 0 for random reads. room: how many the spool has room for.
-        """
-        ...
-
-    def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Called when the packs of a superbatch are being made: wait until they are ready."""
-        ...
 
 
 class PackChooser:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,8 +31,6 @@ from gids.store import Table
 
 if TYPE_CHECKING:
     from gids.io import Engine
-
-T = TypeVar("T")
 
 
 class PackReads:
@@ -180,13 +178,6 @@ class PackReads:
         """Wait until minibatches that came from the spool are complete."""
         if self.device is not None:
             self.device.settle()
-
-    def settled(self, minibatches: Iterable[T]) -> Iterator[T]:
-        """Minibatches of the spool, each complete when it is taken."""
-        for minibatch in minibatches:
-            self.settle()
-            yield minibatch
-            del minibatch
 
     def close(self) -> None:
         """Free all memory, and what is prepared of next epochs. Idempotent."""

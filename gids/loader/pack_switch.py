@@ -19,13 +19,13 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.epoch_stream import NO_MEMORY, EpochStream, Failed, Sampled, forgetting
 from gids.loader.learned import Choice, NextEpoch
 from gids.loader.memory import page_bytes_read, rows_read
-from gids.loader.observer import Observers
 from gids.loader.pack_chooser import EARLY, PackChooser
 from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
 from gids.loader.row_source import EpochInput
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import Layout, Reads, ScratchFull, Superbatch
+from gids.profiling import stage
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
@@ -83,22 +83,21 @@ class PackSwitch(Generic[T]):
         packs: PackReads,
         *,
         seconds: dict[str, float],
-        observers: Observers,
         prepared: NextEpoch | None = None,
     ) -> None:
         self._source, self._epoch, self._loader, self._packs = source, epoch, loader, packs
-        self._prepared, self._learned, self._together = prepared, epoch.learned, epoch.together
+        self._prepared, self._learned = prepared, epoch.learned
         self._chooser = PackChooser(packs, loader, epoch)
         self._ids_of, self._following, device = epoch.ids_of, None, packs.device
         if device is not None:
             self._ids_of = lambda minibatch: device.ids_on_host(epoch.ids_of(minibatch))
-        elif epoch.together is None and epoch.learned.longest:
+        elif epoch.learned.longest:
             self._following = epoch.following
         self._size = 0  # minibatches of a superbatch, once it is known
         self._base = 0  # minibatches before the first superbatch
         self._begun = self._at_random = False
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
-        self._seconds, self._observers = seconds, observers
+        self._seconds = seconds
         self._superbatch: Superbatch | None = None  # that is trained
         self._sampled: SampledAhead[T] | None = None  # its minibatches
         self._next: Superbatch | None = None  # that is swept
@@ -189,11 +188,7 @@ class PackSwitch(Generic[T]):
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             self._go_on_with(prepared)
-        elif (
-            self._packs.options.reads == "auto"
-            and self._together is None
-            and (self._learned.unpaid or not self._learned.by_packs)
-        ):
+        elif self._packs.options.reads == "auto" and (self._learned.unpaid or not self._learned.by_packs):
             self._packs.release()  # of the epoch before
             if self._learned.unpaid or not self._first_waits_long():
                 self._read_at_random(stream, self._source)
@@ -298,10 +293,10 @@ class PackSwitch(Generic[T]):
         packs, layout = self._packs, None
         try:
             self._loader.free_cache(self._epoch)
-            if self._size or self._agree(sampled):
+            if self._size or self._choose_size(sampled):
                 sampled.sample()
                 begun = time.perf_counter()
-                with self._observers.stage("plan"):
+                with stage("plan"):
                     layout = self._chooser.choose(sampled, self._left(sampled))
                 packs.seconds["cut"] += time.perf_counter() - begun
             if layout is None:
@@ -320,24 +315,15 @@ class PackSwitch(Generic[T]):
         self._learned.by_packs = True
         return self._make(layout, fill_resident=True)
 
-    def _agree(self, sampled: SampledAhead[T]) -> bool:
-        """Agree, once EARLY minibatches are sampled, on the size of superbatches. False: random reads."""
+    def _choose_size(self, sampled: SampledAhead[T]) -> bool:
+        """Choose the size of superbatches, once EARLY minibatches are sampled. False: random reads."""
         sampled.sample(EARLY - len(sampled.spool))
         while sampled.beside_s is None and not sampled.full:
             sampled.sample(1)
-        left = self._left(sampled)
-        refused = not sampled.full and self._chooser.choose_early(sampled, left)
-        agreed = wanted = 0 if refused else sampled.most
-        if self._together is not None:
-            agreed = self._together.agree(wanted, sampled.room)
-        if agreed:
-            self._size = sampled.most = min(sampled.most, agreed)
-        elif wanted and sampled.room < EARLY:
-            reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
-            self._chooser.give_up(reason, self._epoch.count or 0)
-        elif wanted and self._epoch.count is not None:
-            self._learned.read_at_random("another process reads by random reads", self._epoch.count)
-        return bool(agreed)
+        if not sampled.full and self._chooser.choose_early(sampled, self._left(sampled)):
+            return False
+        self._size = sampled.most
+        return bool(self._size)
 
     def _left(self, sampled: SampledAhead[T]) -> int | None:
         """Minibatches of the epoch from this superbatch on, if known."""
@@ -358,7 +344,6 @@ class PackSwitch(Generic[T]):
                 self._ids_of,
                 self._epoch.bytes_of,
                 packs,
-                self._observers,
                 self._seconds,
                 first=first,
                 base=base if next_epoch is None else 0,
@@ -424,11 +409,7 @@ class PackSwitch(Generic[T]):
                     self._ahead = self._sample_ahead(sampled.left)
                 while self._ahead is not None and not self._ahead.full and not superbatch.ready:
                     self._ahead.sample(1)
-                begun = time.perf_counter()
-                with self._observers.stage("sweep"):
-                    if self._together is not None:
-                        self._together.wait_for(lambda: superbatch.ready)
-                        packs.seconds["sweep"] += time.perf_counter() - begun
+                with stage("sweep"):
                     superbatch.begin()
             except OSError as error:
                 self._drop(superbatch)
@@ -436,9 +417,7 @@ class PackSwitch(Generic[T]):
                 return self._random(stream, first)
         self._superbatch = superbatch
         reader = PackReader(superbatch)
-        minibatches = reader.minibatches()
-        # Only who observes reads ids at once; features are read in the order of the device's stream.
-        stream.read(reader, packs.settled(minibatches) if self._observers.any else minibatches)
+        stream.read(reader, reader.minibatches())
         self._choice = choice = self._learned.choices[-1]
         choice.superbatches += 1
         choice.packs += superbatch.pack_count

@@ -1,311 +1,249 @@
-"""Ranks: the processes that train one model together, and the part of each step's seeds that each rank has.
+"""Ranks: the processes that train one model together, each one's part of the seeds, and what they exchange.
 
-Called by EpochLoader. It asks torch.distributed for the ranks, and sends no seeds and no rows.
-
-StoreGroup: ranks that tell each other plain values in the key-value store of torch.distributed's process
-group, whatever its backend. Made by Ranks for each loader, and for the ranks of a machine that share its
-memory; and by gids.distributed.Group, whose ranks find each other here. Process: what a rank must know of
-another's process.
+Called by EpochLoader, which compares arguments here, and by gids.distributed. All exchanges go through
+process groups of torch.distributed with the time-out of the default one. This knows nothing of graphs or
+tables.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import socket
-import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain, cycle
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
+from gids.closing import Closing
 from gids.errors import RankError
 
 log = logging.getLogger("gids")
 
-_PATIENCE_S = 10.0
-"""A rank that waits longer for another one logs a warning."""
-_MEET_TIMEOUT_S = 1800.0
-"""How long ranks wait for each other in meet(): as long as torch's process groups do by default, because one
-rank may do other work before."""
-_VERDICT_S = 10.0
-"""How much longer they wait for the first rank, so that it can say first which rank is missing."""
-_LONGEST_SLEEP_S = 0.05
-_LOOK_S = 0.5
-"""How often a rank that waits for another one looks whether its process still runs."""
-_counters: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+Tensors = Sequence[Sequence[torch.Tensor]]
+"""What is exchanged with each rank: for each kind of tensor, one by rank."""
+
+_PAD = 8  # tensors in a message begin at multiples of this
+_TEXT_BYTES = 192
+_OWN = 3 + _TEXT_BYTES // 8
+"""Numbers of a header that are compared: whether the rank failed, how many exchanges of rows it began, how
+many numbers follow, and the text of its place."""
+_HEADER = _OWN + 64
+"""Numbers for each rank in the first message of an exchange, whatever is exchanged: gloo ends a process that
+gets another size than it expects."""
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process, as others see it.
+class Group(Closing):
+    """This rank and others, which exchange ids, edges and rows. Every exchange is collective.
 
-    machine: its name, an id that changes when it is started, and the process's namespace of process ids.
-    started: when the process was; "" if /proc is missing.
+    groups: the ranks of each group, which make up all ranks of the default process group; this one is in one
+    of them. None: one group of all. All ranks must make the same groups in the same order.
+
+    Every exchange has a place: text that says what this rank does, such as the epoch and the step. It is in
+    the header, so ranks at different places raise RankError and send nothing else. Rows are sent without a
+    header: whoever calls start_rows() has compared the place since the rows before.
+
+    Attributes: ranks: their ranks in the default group; rank, size: this one's number, and how many they are;
+    loaders: how many they made; failures: exchanges in which one failed, the same on all ranks.
     """
 
-    machine: str
-    pid: int
-    started: str
+    def __init__(self, groups: Sequence[Sequence[int]] | None = None) -> None:
+        if not _initialized():
+            raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
+        self._groups = [range(dist.get_world_size())] if groups is None else groups
+        [self.ranks] = [tuple(ranks) for ranks in self._groups if dist.get_rank() in ranks]
+        self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
+        self.loaders = self.failures = self._rows_begun = 0
+        self._pid = os.getpid()  # 0 once closed
+        self._process_groups: dict[str, Any] = {}
+        self._process_group("")
 
-    @classmethod
-    def this(cls) -> Process:
-        with contextlib.suppress(OSError):
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            machine = f"{socket.gethostname()} {boot} {_namespace()}"
-            return cls(machine, os.getpid(), _started(os.getpid()) or "")
-        return cls(socket.gethostname(), os.getpid(), "")
+    def exchange(
+        self, make: Callable[[], Tensors], dtypes: Sequence[torch.dtype], place: str
+    ) -> list[list[torch.Tensor]]:
+        """Send each rank its tensors, and return those that each rank sent to this one.
 
-    def has_ended(self, here: Process) -> bool:
-        """Whether it is known to have ended; False if it runs on another machine than `here`, or in another
-        namespace."""
-        return self.machine == here.machine and bool(self.started) and _started(self.pid) != self.started
-
-
-class StoreGroup:
-    """Some ranks of torch.distributed's default process group.
-
-    rank: this one. ranks: all of them, ascending; one alone exchanges nothing. key: unlike that of any other
-    group. timeout_s: how long a rank waits for another one. processes: of those that are known, by rank.
-
-    The first rank hears all others, and tells them what it heard or why it failed: so the store is asked for
-    two values per rank. A ``with`` block that ends with an error tells it to the others.
-
-    Attributes: index, size: the place of this rank among them, and their number; timeout_s.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        ranks: Sequence[int],
-        store: Any,
-        key: str,
-        timeout_s: float,
-        processes: Mapping[int, Process] | None = None,
-    ) -> None:
-        self._ranks = list(ranks)
-        self.index, self.size, self.timeout_s = self._ranks.index(rank), len(self._ranks), timeout_s
-        self._store, self._key = store, key
-        self._here, self._processes = Process.this(), dict(processes or {})
-        self._round = 0
-        self._failed = False  # the others know it, or said so
-
-    @classmethod
-    def alone(cls, rank: int) -> StoreGroup:
-        return cls(rank, [rank], None, "", 0.0)
-
-    def gather(self, value: Any, place: str = "") -> list[Any]:
-        """The values of all ranks, which must be plain values: they are sent as JSON. Collective.
-
-        place: what this rank does. Raises RankError, on every rank, if another one does something else,
-        failed, ended, or says nothing for the time-out.
+        make: returns, for each of dtypes, a tensor for each rank of the group, in one dimension, on the CPU.
+        So does this, with the tensors from each rank. Raises the error of make(); the other ranks raise
+        RankError then. RankError also if a rank ended, stalls for the time-out, or is at another place.
         """
-        return self._exchange(value, place, self.timeout_s)
+        made: Tensors = []
+        error: Exception | None = None
+        try:
+            made = make()
+        except Exception as raised:
+            error = raised
+        lengths = torch.zeros(self.size, len(dtypes), dtype=torch.int64)
+        for i, (by_rank, dtype) in enumerate(zip(made, dtypes, strict=error is None)):
+            assert all(tensor.dtype == dtype for tensor in by_rank), dtype
+            lengths[:, i] = torch.tensor([len(tensor) for tensor in by_rank])
+        received = self._compare(place, lengths, error)
+        if not dtypes:
+            return []
+        sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
+        outgoing, incoming = (-(-counts * sizes // _PAD) * _PAD for counts in (lengths, received))  # bytes
+        pieces = [torch.empty(0, dtype=torch.uint8)]
+        for tensor in chain(*zip(*made, strict=True)):
+            if len(tensor):
+                padding = torch.zeros(-tensor.nbytes % _PAD, dtype=torch.uint8)
+                pieces += [tensor.contiguous().view(torch.uint8), padding]
+        sent, came = torch.cat(pieces), torch.empty(int(incoming.sum()), dtype=torch.uint8)
+        incoming_bytes, outgoing_bytes = incoming.sum(1).tolist(), outgoing.sum(1).tolist()
+        with self._exchanging() as group:
+            dist.all_to_all_single(came, sent, incoming_bytes, outgoing_bytes, group=group)
+        counts, spaces = received.flatten().tolist(), torch.split(came, incoming.flatten().tolist())
+        tensors = [
+            space[: count * dtype.itemsize].view(dtype)
+            for space, count, dtype in zip(spaces, counts, cycle(dtypes), strict=False)
+        ]
+        return [tensors[i :: len(dtypes)] for i in range(len(dtypes))]
 
-    def meet(self, place: str) -> None:
-        """Check that all ranks are at this place, as gather() does. Waits for half an hour."""
-        self._exchange(None, place, _MEET_TIMEOUT_S)
+    def start_rows(
+        self, rows: torch.Tensor, counts: Sequence[int], expected: Sequence[int]
+    ) -> tuple[torch.Tensor, Any]:
+        """Begin to send rows, uint8[n, row_bytes], those for rank 0 first. Returns the memory that rows of
+        other ranks come into, and wait_for()'s handle. counts: rows for each rank. expected: from each rank.
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the other ranks that this one goes on without them. They raise RankError at their next
-        gather()."""
-        if self.size == 1 or self._failed:
+        The ranks must have compared their place, and row_bytes, before.
+        """
+        row_bytes = rows.shape[1]
+        received = rows.new_empty(sum(expected), row_bytes)
+        group = self._process_group(rows.device.type)
+        incoming, outgoing = ([n * row_bytes for n in numbers] for numbers in (expected, counts))
+        self._rows_begun += 1
+        with self._exchanging():
+            sent = rows.contiguous()
+            work = dist.all_to_all_single(
+                received.view(-1), sent.view(-1), incoming, outgoing, group=group, async_op=True
+            )
+        return received, (work, sent)
+
+    def wait_for(self, handle: Any) -> None:
+        """Block until an exchange that was begun is complete. Raises RankError."""
+        with self._exchanging():
+            handle[0].wait()
+
+    def most(self, values: Sequence[int], place: str) -> list[int]:
+        """The largest of each value over the ranks."""
+        received = self._compare(place, torch.tensor([values] * self.size, dtype=torch.int64))
+        largest: list[int] = received.amax(0).tolist()
+        return largest
+
+    def meet(self, place: str, error: Exception | None = None) -> None:
+        """Check that all ranks are at this place. Raises this rank's error; RankError if another has one."""
+        self._compare(place, torch.empty(self.size, 0, dtype=torch.int64), error)
+
+    def gather(self, say: Callable[[], Any], place: str) -> list[Any]:
+        """What all ranks say, which must be plain values: they are sent as JSON. Raises as exchange()."""
+
+        def make() -> Tensors:
+            text = torch.frombuffer(bytearray(json.dumps(say()).encode()), dtype=torch.uint8)
+            return [[text] * self.size]
+
+        [texts] = self.exchange(make, [torch.uint8], place)
+        return [json.loads(text.numpy().tobytes()) for text in texts]
+
+    def agree(self, say: Callable[[], Mapping[str, Any]], does: str, cure: str) -> None:
+        """Check that all ranks say the same. Raises ValueError on every rank, and as gather()."""
+        first, *others = self.gather(say, does)
+        for rank, theirs in enumerate(others, 1):
+            for name in first | theirs:
+                if theirs.get(name) != first.get(name):
+                    raise ValueError(
+                        f"{self.name_of(0)} {does} with {name} = {first.get(name)!r}, and "
+                        f"{self.name_of(rank)} with {theirs.get(name)!r}. {cure}"
+                    )
+
+    def name_of(self, rank: int) -> str:
+        """How errors call a rank of this group."""
+        return f"rank {self.ranks[rank]}"
+
+    def close(self) -> None:
+        """Give the process groups back to torch. Idempotent. Not collective. Does nothing in a forked child,
+        which lacks their threads."""
+        while self._process_groups and os.getpid() == self._pid:
+            with contextlib.suppress(Exception):  # the default process group ended
+                dist.destroy_process_group(self._process_groups.popitem()[1])
+        self._pid = 0
+
+    def _process_group(self, device: str) -> Any:
+        """The process group for rows on a type of device, or for all else, "". Made at the first use, which
+        is at the same place on all ranks."""
+        if device not in self._process_groups:
+            backend = "nccl" if device == "cuda" else "gloo"
+            with self._exchanging():
+                made = [dist.new_group(list(r), timeout=_timeout(), backend=backend) for r in self._groups]
+            self._process_groups[device] = made[[tuple(ranks) for ranks in self._groups].index(self.ranks)]
+        return self._process_groups[device]
+
+    def _compare(self, place: str, numbers: torch.Tensor, error: Exception | None = None) -> torch.Tensor:
+        """Compare the place with the other ranks, and send each one its numbers, int64[size, n].
+
+        Returns those that came. Raises the error; and RankError if a rank failed, or is at another place.
+        """
+        count, text = numbers.shape[1], place if error is None else f"{type(error).__name__}: {error}"
+        if error is None and len(place.encode()) > _TEXT_BYTES:
+            text = f"{zlib.crc32(place.encode()):08x}: {place}"
+        header = torch.zeros(self.size, max(_HEADER, _OWN + count), dtype=torch.int64)
+        header[:, :3] = torch.tensor([int(error is not None), self._rows_begun, count])
+        encoded = bytearray(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES))
+        header[:, 3:_OWN] = torch.frombuffer(encoded, dtype=torch.int64)
+        header[:, _OWN : _OWN + count] = numbers
+        received = torch.empty(self.size, _HEADER, dtype=torch.int64)
+        with self._exchanging() as group:
+            dist.all_to_all_single(received, header[:, :_HEADER].contiguous(), group=group)
+        self._check(received, error)
+        if header.shape[1] > _HEADER:
+            rest = torch.empty(self.size, header.shape[1] - _HEADER, dtype=torch.int64)
+            with self._exchanging() as group:
+                dist.all_to_all_single(rest, header[:, _HEADER:].contiguous(), group=group)
+            received = torch.cat([received, rest], 1)
+        return received[:, _OWN : _OWN + count]
+
+    def _check(self, headers: torch.Tensor, error: Exception | None) -> None:
+        """Raise if a rank failed, or is at another place. All ranks see the same headers."""
+        if not headers[:, 0].any() and (headers[:, 1:_OWN] == headers[0, 1:_OWN]).all():
             return
-        self._failed = True
-        with contextlib.suppress(Exception):  # they find out by the time-out
-            for number in (self._round, self._round + 1):  # they may already have heard this round
-                self._say(number, self._failure(error))
+        texts = [h[3:_OWN].numpy().tobytes().decode(errors="replace").rstrip() for h in headers]
+        if failed := [f"{self.name_of(r)} failed with {t}" for r, t in enumerate(texts) if headers[r, 0]]:
+            self.failures += 1
+            raise error or RankError("; ".join(failed))
+        told = "; ".join(f"{self.name_of(rank)}: {text}" for rank, text in enumerate(texts))
+        raise RankError(
+            f"the ranks are at different minibatches: {told}. Every rank must load the same state_dict() "
+            "and take the same minibatches of its loaders in the same order"
+        )
 
-    def name_of(self, index: int) -> str:
-        """How errors and logs call a rank."""
-        return f"rank {self._ranks[index]}"
-
-    def __enter__(self) -> StoreGroup:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.fail(error)
-
-    def _exchange(self, value: Any, place: str, timeout_s: float) -> list[Any]:
-        if self.size == 1:
-            return [value]
-        number, end = self._round, time.monotonic() + timeout_s
-        said = {"place": place, "value": value}
-        if number == 0:
-            said["process"] = asdict(self._here)
+    @contextlib.contextmanager
+    def _exchanging(self) -> Iterator[Any]:
+        """Yields the process group for all but rows. Raises RankError, with the cause of torch's error."""
+        if os.getpid() != self._pid:
+            raise RankError(
+                "this group of ranks is closed, or used by a forked process, which is no rank: use loaders "
+                "in the process that opened their source"
+            )
         try:
-            if self.index == 0:
-                verdict = self._collect(said, place, end)
-                self._say(number, verdict)
-            else:
-                self._say(number, said)
-                verdict = self._heard(0, place, end + _VERDICT_S)
-        except RankError:
-            self._failed = True
-            raise
-        if "error" in verdict:
-            self._failed = True
-            raise RankError(verdict["error"])
-        if number == 0:
-            self._processes.setdefault(self._ranks[0], Process(**verdict["process"]))
-        else:  # all have heard what was said before
-            self._store.delete_key(self._key_of(number - 1, self.index))
-        self._round += 1
-        values: list[Any] = verdict["values"]
-        return values
-
-    def _collect(self, mine: dict[str, Any], place: str, end: float) -> dict[str, Any]:
-        """What the first rank tells the others of a round. Raises RankError once they know it."""
-        try:
-            said = [json.loads(json.dumps(mine))]
-            said += [self._heard(index, place, end) for index in range(1, self.size)]
-            if failures := [theirs["error"] for theirs in said if "error" in theirs]:
-                raise RankError("; ".join(failures))
-            places = [theirs["place"] for theirs in said]
-            if len(set(places)) > 1:
-                raise RankError(different_places(places, self.name_of))
-        except BaseException as error:
-            with contextlib.suppress(RuntimeError):  # the store does not answer
-                known = {"error": str(error)} if isinstance(error, RankError) else self._failure(error)
-                self._say(self._round, known)
-            self._failed = True
-            raise
-        if self._round == 0:
-            for index, theirs in enumerate(said):
-                self._processes.setdefault(self._ranks[index], Process(**theirs["process"]))
-        return {"values": [theirs["value"] for theirs in said], "process": mine.get("process")}
-
-    def _failure(self, error: BaseException) -> dict[str, str]:
-        return {"error": f"{self.name_of(self.index)} failed with {type(error).__name__}: {error}"}
-
-    def _say(self, number: int, what: Mapping[str, Any]) -> None:
-        self._store.set(self._key_of(number, self.index), json.dumps(what))
-
-    def _heard(self, index: int, place: str, end: float) -> dict[str, Any]:
-        """What a rank says in this round. Blocks until `end`."""
-        key, name, at = self._key_of(self._round, index), self.name_of(index), f" ({place})" if place else ""
-        process = self._processes.get(self._ranks[index])
-        begun = looked_at = time.monotonic()
-        sleep_s, warned, ended = 0.0005, False, False
-        while True:
-            try:
-                value = stored_value(self._store, key)
-            except RuntimeError as error:  # the class depends on the store and on torch's version
-                raise RankError(
-                    f"the store of the process group does not answer while this rank waits for {name}{at}: "
-                    f"its process may have ended ({error})"
-                ) from error
-            if value is not None:
-                said: dict[str, Any] = json.loads(value)
-                return said
-            now = time.monotonic()
-            if ended:
-                raise RankError(f"{name} has ended (process {process.pid if process else '?'}){at}")
-            if now > end:
-                raise RankError(
-                    f"{name} did not come in time to where this rank is{at}: every rank must make the same "
-                    "loaders and begin the same epochs"
-                )
-            if now - begun > _PATIENCE_S and not warned:
-                warned = True
-                log.warning(
-                    "waiting for %s%s. If not every rank makes and uses this loader, give rank=0, "
-                    "world_size=1: this rank then gets all seeds",
-                    name,
-                    at,
-                )
-            if process is not None and now - looked_at > _LOOK_S:
-                looked_at = now
-                ended = process.has_ended(self._here)  # it may have said it before: look once more
-            else:
-                time.sleep(sleep_s)
-                sleep_s = min(2 * sleep_s, max(_LONGEST_SLEEP_S, (now - begun) / 60))
-
-    def _key_of(self, number: int, index: int) -> str:
-        return f"{self._key}/{number}/{index}"
-
-
-def different_places(places: Sequence[str], name_of: Callable[[int], str]) -> str:
-    """The error of ranks that do not do the same. places: what each one does."""
-    ranks_at: dict[str, list[str]] = {}
-    for index, place in enumerate(places):
-        ranks_at.setdefault(place, []).append(name_of(index))
-    at = "; ".join(f"{' and '.join(names)}: {place}" for place, names in ranks_at.items())
-    return (
-        f"the ranks are at different minibatches: {at}. Every rank must take the same minibatches: load the "
-        "same state_dict(), and use the loaders in the same order"
-    )
-
-
-def stored_value(store: Any, key: str) -> str | None:
-    """The value of a key of torch's store, or None. Does not wait: store.get() and store.wait() block every
-    other thread that uses the store, and torch before 2.3 has no store.check()."""
-    nothing = "?"  # neither JSON nor a number; what a store compares with, it returns for a missing key
-    value = bytes(store.compare_set(key, nothing, nothing)).decode()
-    return None if value == nothing else value
-
-
-def next_number(what: str) -> int:
-    """How often the default process group has counted these things before: the same on all ranks."""
-    counters = _counters.setdefault(dist.group.WORLD or dist.group, {})
-    number = counters.get(what, 0)
-    counters[what] = number + 1
-    return number
-
-
-def key_prefix() -> str:
-    """The beginning of all keys of the default process group. One that was destroyed may have had the same
-    store, in which its keys are."""
-    lives = _counters.setdefault(dist.group.WORLD or dist.group, {})
-    if "life" not in lives:
-        store: Any = dist.distributed_c10d._get_default_store()
-        lives["life"] = store.add(f"gids/lives/{dist.get_rank()}", 1)
-    return f"gids/{lives['life']}"
-
-
-def _namespace() -> str:
-    """The namespace of process ids; "" if the kernel does not say."""
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
-
-
-def _started(pid: int) -> str | None:
-    """When a process was started, or None if there is none, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-_STORE_TIMEOUT = timedelta(minutes=5)
-"""torch's default, for a version whose stores do not say theirs."""
-
-
-class RankGroup(Protocol):
-    """Ranks that tell each other plain values: a StoreGroup, or those of gids.distributed. See StoreGroup."""
-
-    timeout_s: float
-
-    def gather(self, value: Any, place: str) -> list[Any]: ...
-    def meet(self, place: str) -> None: ...
+            yield self._process_groups.get("")
+        except RuntimeError as error:
+            cause = re.sub(r"\[/\S*\] ", "", str(error).splitlines()[0])  # without places in torch's code
+            raise RankError(
+                f"an exchange with the other ranks failed ({cause[:200]}): a rank ended, or did not come "
+                "within the timeout= of init_process_group(). All ranks must make the same loaders and take "
+                "the same minibatches. Start them again; after load_state_dict() they go on where they were"
+            ) from error
 
 
 def place_of(loader: int, epoch: int, step: int, what: str) -> str:
-    """What a rank does, for RankGroup. loader: its number among the loaders that the ranks made."""
+    """What a rank does. loader: its number among the loaders that the ranks made."""
     return f"loader {loader}, epoch {epoch}, step {step} ({what})"
 
 
@@ -313,18 +251,15 @@ def place_of(loader: int, epoch: int, step: int, what: str) -> str:
 class Ranks:
     """The rank of this process, for one loader.
 
-    group_of: makes the group of the ranks that make a loader, from its number; None: they do not know of each
-    other. loader: once arguments are compared, the loader's number among those that the ranks made together.
-    taken: minibatches since an epoch was begun. assumed: there was no process group that says the rank.
+    group: returns the ranks that compare arguments, as a context; None: the user gave the rank. loader: its
+    number among those that a Group made. assumed: there was no process group that says the rank.
     """
 
     rank: int = 0
     world_size: int = 1
-    group_of: Callable[[int], RankGroup] | None = None
+    group: Callable[[], contextlib.AbstractContextManager[Group]] | None = None
     loader: int = 0
-    taken: int = 0
     assumed: bool = field(default=False, compare=False, repr=False)
-    _group: RankGroup | None = field(default=None, compare=False, repr=False)
 
     def part(self, count: int) -> slice:
         """This rank's part of the `count` seeds of a step: 1 seed or more.
@@ -335,72 +270,41 @@ class Ranks:
         begin = count * self.rank // self.world_size
         return slice(begin, max(begin + 1, count * (self.rank + 1) // self.world_size))
 
-    def check_alike(
+    @contextlib.contextmanager
+    def comparing(
         self, made_with: Callable[[], Mapping[str, Any]], shares: str | None = None
-    ) -> StoreGroup:
+    ) -> Iterator[Group | None]:
         """Compare a loader's arguments, which must be plain values, over all ranks. Collective.
 
         shares: what this rank can share with the ranks of its machine that give the same; None: nothing.
-        Returns these ranks, or this one alone. Does nothing if the user gave the rank.
-
-        Raises, on every rank, ValueError if arguments differ, RankError if a rank makes no such loader in
-        time.
+        Yields a group of these ranks, or None without any. Raises ValueError on every rank if arguments
+        differ, and RankError if a rank makes no loader within the time-out.
         """
-        if self.group_of is None or self.world_size == 1:
-            return StoreGroup.alone(self.rank)
-        self.loader = next_number("loaders")
-        group = self._group = self.group_of(self.loader)
-        arguments, place = made_with(), f"makes loader {self.loader}"
-        offer = None if shares is None else [shares, asdict(Process.this())]
-        digest = hashlib.blake2b(json.dumps(arguments).encode(), digest_size=16).hexdigest()
-        said = group.gather([digest, offer], place)
-        if any(theirs != digest for theirs, _ in said):
-            check_said(group.gather(arguments, f"{place} with other arguments"))
-        return self._machine([offer for _, offer in said], group.timeout_s)
+        if self.group is None or self.world_size == 1:
+            yield None
+            return
+        with self.group() as group:
+            self.loader, group.loaders = group.loaders, group.loaders + 1
+            cure = "Give every rank the same arguments and all seeds: the loader gives each rank its part. "
+            cure += "For a loader that shares no seeds: rank=0, world_size=1"
+            group.agree(made_with, "made this loader", cure)
+            mine = f"rank {self.rank}"  # which nobody else offers
+            if shares is not None and os.path.exists("/proc/self/ns/pid"):
+                boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+                mine = f"{shares} {boot} {os.readlink('/proc/self/ns/pid')}"
+            offers = group.gather(lambda: mine, "made this loader")
+        machines = [[r for r, theirs in enumerate(offers) if theirs == o] for o in dict.fromkeys(offers)]
+        with contextlib.nullcontext() if len(machines) == self.world_size else Group(machines) as peers:
+            yield peers if peers is not None and peers.size > 1 else None
 
-    def begin_epoch(self, epoch: int, step: int, name_sampler: Callable[[], str]) -> None:
-        """Check that all ranks begin this epoch at this step, by the same sampler, and took equally many
-        minibatches before.
-
-        Called for the first minibatch. Waits for all ranks; does nothing if the user gave the rank. Raises
-        RankError, on every rank, if they differ, or if one does not come; ValueError if there is a process
-        group by now, and there was none when the loader was made.
-        """
+    def check_process_group(self) -> None:
+        """Raise ValueError if the process group was made after the loader."""
         if self.assumed and _initialized() and dist.get_world_size() > 1:
             raise ValueError(
                 "this loader was made before the process group, so the ranks would not share its seeds: make "
                 "it after init_process_group(), with Lightning in LightningDataModule.train_dataloader(). "
                 "For a loader that shares no seeds: rank=0, world_size=1"
             )
-        taken, self.taken = self.taken, 0
-        if self._group is not None:
-            what = f"begins after {taken} minibatches of this loader, by {name_sampler()}"
-            self._group.meet(place_of(self.loader, epoch, step, what))
-
-    def _machine(self, offers: Sequence[Any], timeout_s: float) -> StoreGroup:
-        """The ranks of this machine that offer what this one does. offers: of all ranks."""
-        mine = offers[self.rank]
-        if mine is None or not mine[1]["started"]:
-            return StoreGroup.alone(self.rank)
-        processes = {
-            rank: Process(**theirs[1])
-            for rank, theirs in enumerate(offers)
-            if theirs is not None and (theirs[0], theirs[1]["machine"]) == (mine[0], mine[1]["machine"])
-        }
-        key = f"{key_prefix()}/machine/{self.loader}/{min(processes)}"
-        return StoreGroup(self.rank, sorted(processes), _store(), key, timeout_s, processes)
-
-
-def check_said(said: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError if the arguments of a loader, by rank, differ."""
-    for other, theirs in enumerate(said):
-        for name in said[0]:
-            if theirs.get(name) != said[0][name]:
-                raise ValueError(
-                    f"rank 0 made this loader with {name} = {said[0][name]!r}, and rank {other} with "
-                    f"{theirs.get(name)!r}. Give every rank the same arguments and all seeds: the loader "
-                    "gives each rank its part. For a loader that shares no seeds: rank=0, world_size=1"
-                )
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
@@ -418,7 +322,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
             raise ValueError(f"rank={rank}, world_size={world_size}: rank must be 0 to world_size - 1")
         return Ranks(int(rank), int(world_size))
     if _initialized():
-        ranks = Ranks(dist.get_rank(), dist.get_world_size(), _group_of)
+        ranks = Ranks(dist.get_rank(), dist.get_world_size(), Group)
         if ranks.world_size > 1:
             log.info("rank %d of %d: sharing the seeds with the other ranks", ranks.rank, ranks.world_size)
         return ranks
@@ -432,53 +336,15 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
     return Ranks(assumed=True)
 
 
-def local_ranks() -> int:
-    """Number of ranks on this machine, which share its memory.
-
-    LOCAL_WORLD_SIZE (set by torchrun); without it the number of ranks of the process group; else 1.
-    """
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if local_world_size.isdecimal():
-        return max(1, int(local_world_size))
-    return dist.get_world_size() if _initialized() else 1
-
-
-class StepSeeds(NamedTuple):
-    """The seeds of one step, as positions among a loader's seeds. part: the seeds of this rank."""
-
-    of_all_ranks: np.ndarray
-    part: slice
-
-    @property
-    def own(self) -> np.ndarray:
-        return self.of_all_ranks[self.part]
-
-
-@dataclass(frozen=True)
-class EpochSeeds:
-    """The seeds of an epoch by step. order: int64[seeds], positions, of all ranks."""
-
-    order: np.ndarray
-    batch_size: int
-    ranks: Ranks
-
-    def at(self, step: int) -> StepSeeds:
-        size = self.batch_size * self.ranks.world_size
-        seeds = self.order[step * size : (step + 1) * size]
-        return StepSeeds(seeds, self.ranks.part(len(seeds)))
-
-
 def _initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()
-
-
-def _group_of(loader: int) -> StoreGroup:
-    """All ranks of the default process group."""
-    store: Any = _store()
-    timeout_s = getattr(store, "timeout", _STORE_TIMEOUT).total_seconds()
-    ranks, key = range(dist.get_world_size()), f"{key_prefix()}/loader/{loader}"
-    return StoreGroup(dist.get_rank(), ranks, store, key, timeout_s)
+def _timeout() -> timedelta | None:
+    """The time-out of the default process group; None, which is torch's default, if torch does not say it."""
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(RuntimeError, AttributeError):
+            world: Any = dist.group.WORLD
+            timeout: timedelta = world._get_backend(torch.device(device)).options._timeout
+            return timeout
+    return None

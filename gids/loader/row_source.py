@@ -15,6 +15,7 @@ tables.
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from gids.cache.budget import available_bytes
 from gids.cache.device import check_device_memory
@@ -30,9 +32,9 @@ from gids.closing import Closing, OwnLock
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
 from gids.io.disks import device_of
-from gids.loader.observer import PRESENT, Stats, added
 from gids.loader.options import Options
-from gids.loader.ranks import Ranks, local_ranks
+from gids.loader.ranks import Ranks
+from gids.loader.stats import PRESENT, Stats, added
 from gids.packs import Scratch, find_scratch
 from gids.sampler import Minibatch, Topology
 from gids.sizes import format_bytes
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from gids.loader.epoch_stream import EpochStream, IdsOf
     from gids.loader.feature_loader import FeatureLoader
     from gids.loader.learned import Learned
-    from gids.loader.pack_chooser import Together
 
 Tables = Sequence[str | Table] | Mapping[str, str | Table]
 """Names of tables of the loader's stores, or tables of any store; or a mapping from feature names to these.
@@ -234,6 +235,17 @@ class Lender:
 T = TypeVar("T")
 
 
+def local_ranks() -> int:
+    """Number of ranks on this machine, which share its memory.
+
+    LOCAL_WORLD_SIZE (set by torchrun); without it the number of ranks of the process group; else 1.
+    """
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if local_world_size.isdecimal():
+        return max(1, int(local_world_size))
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 class StepSampling(NamedTuple):
     """How a loader samples. sample: see gids.loader.sampling.sample_steps. bulk: number of minibatches to
     sample in one call; None: as suits the sampler's threads."""
@@ -250,8 +262,7 @@ class EpochInput(Generic[T]):
     same loader taught. growth: size of the other minibatches, relative to the first. waiting_batches: the
     most sampled minibatches that `minibatches` itself holds, which RowLoader.waiting_batches limits after the
     first minibatch. source_bytes: returns other memory of `minibatches`, for the number of minibatches that
-    it holds. packs: whether rows may be read by packs. together: what processes that sample together decide
-    about packs. following: returns the minibatches of the next epoch, or None. Called from the second epoch
+    it holds. following: returns the minibatches of the next epoch, or None. Called from the second epoch
     on, if packs can be made for them while this one is trained. The next epoch is attached with the same
     object then; if it has others, that work is thrown away.
     """
@@ -264,8 +275,6 @@ class EpochInput(Generic[T]):
     growth: float = 1.0
     waiting_batches: int = 0
     source_bytes: Callable[[int], int] = lambda _waiting: 0
-    packs: bool = True
-    together: Together | None = None
     following: Callable[[], Iterable[T] | None] | None = None
 
 

@@ -23,9 +23,9 @@ from gids.loader.epoch_stream import Failed, IdsOf, Sampled, forgetting, without
 from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
 from gids.packs import WRITING, NotSpoolable, Reads, Rows, Spool, rows_of
+from gids.profiling import stage
 
 if TYPE_CHECKING:
-    from gids.loader.observer import Observers
     from gids.loader.pack_reads import PackReads
 
 T = TypeVar("T")
@@ -37,9 +37,6 @@ _BESIDE = 8
 
 _SPOOL_SHARE = 8
 """The minibatches take at most an eighth of the scratch."""
-
-_ROOM = 0.75
-"""The share of the bytes for minibatches that is planned for: some are larger than the first ones."""
 
 
 class Background:
@@ -76,7 +73,6 @@ class SampledAhead(Generic[T]):
         ids_of: IdsOf[T],
         bytes_of: Callable[[T], int],
         packs: PackReads,
-        observers: Observers,
         seconds: dict[str, float],
         *,
         first: Iterable[T],
@@ -86,7 +82,7 @@ class SampledAhead(Generic[T]):
     ) -> None:
         assert packs.scratch is not None
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
-        self._packs, self._observers, self._seconds = packs, observers, seconds
+        self._packs, self._seconds = packs, seconds
         self._tables, self._most_bytes = packs.tables, packs.scratch.limit_bytes // _SPOOL_SHARE
         self._first = list(first)
         self._new, self._new_s = 0, 0.0  # minibatches that the source sampled, and the time of it
@@ -127,13 +123,6 @@ class SampledAhead(Generic[T]):
         )
 
     @property
-    def room(self) -> int:
-        """About how many minibatches like these the spool has room for."""
-        if self.held:
-            return len(self.spool)
-        return int(_ROOM * self._most_bytes * len(self.spool) / max(1, self.spool.bytes_written))
-
-    @property
     def counts_bytes(self) -> int:
         """Memory of all counts."""
         return sum(counts.nbytes for counts in (*self.counts, *self.pages.values()))
@@ -156,7 +145,7 @@ class SampledAhead(Generic[T]):
         while not self.full and len(self.spool) < goal:
             begun = time.perf_counter()
             try:
-                with self._observers.stage("sample"):
+                with stage("sample"):
                     minibatch = self._first.pop(0) if self._first else self._sampled_now()
                     try:
                         ids = self._ids_of(minibatch)

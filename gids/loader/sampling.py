@@ -15,15 +15,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from gids.cuda import Device, Event, MadeOn
 from gids.cuda.device import SAMPLING_PRIORITY, in_process
 from gids.errors import StorageError
 from gids.loader.epoch_stream import Failed, without_frames
-from gids.loader.ranks import EpochSeeds
+from gids.loader.ranks import Ranks
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import LayeredSampler
@@ -31,6 +32,31 @@ from gids.store import Table
 from gids.store.names import Relation
 
 IdsOf = Callable[[Minibatch], Mapping[str, torch.Tensor]]
+
+
+class StepSeeds(NamedTuple):
+    """The seeds of one step, as positions among a loader's seeds. part: the seeds of this rank."""
+
+    of_all_ranks: np.ndarray
+    part: slice
+
+    @property
+    def own(self) -> np.ndarray:
+        return self.of_all_ranks[self.part]
+
+
+@dataclass(frozen=True)
+class EpochSeeds:
+    """The seeds of an epoch by step. order: int64[seeds], positions, of all ranks."""
+
+    order: np.ndarray
+    batch_size: int
+    ranks: Ranks
+
+    def at(self, step: int) -> StepSeeds:
+        size = self.batch_size * self.ranks.world_size
+        seeds = self.order[step * size : (step + 1) * size]
+        return StepSeeds(seeds, self.ranks.part(len(seeds)))
 
 
 @runtime_checkable

@@ -38,6 +38,7 @@ from gids.packs.memory import (
 )
 from gids.packs.scratch import Scratch, ScratchFull
 from gids.packs.spool import Reads, Spool
+from gids.profiling import stage
 from gids.store.geometry import align_up
 from gids.stored_file import AnyFile
 
@@ -324,7 +325,8 @@ class Superbatch:
         self._current += 1
         begun = time.perf_counter()
         pack = self._packs[self._current]
-        self._sets, bad = self._loads.pop(self._current).wait()
+        with stage("wait"):
+            self._sets, bad = self._loads.pop(self._current).wait()
         for offset, code in bad[:1]:
             directory = self.file.directory_of(offset)
             raise StorageError(code, f"cannot read a pack: {os.strerror(code)}", directory, offset)

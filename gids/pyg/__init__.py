@@ -10,7 +10,6 @@ except ImportError as error:
     raise ImportError(f"gids.pyg needs PyG: pip install torch_geometric ({error})") from error
 
 from gids.pyg.loaders import LinkNeighborLoader, NeighborLoader
-from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.stores import FeatureStore, GraphStore
 
-__all__ = ["FeatureStore", "GraphStore", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"]
+__all__ = ["FeatureStore", "GraphStore", "LinkNeighborLoader", "NeighborLoader"]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.sampler import Block, Minibatch, Neighbor, Topology, sort_by_time
 from gids.sampler.forest import AnySeeds, Given, per_type
@@ -29,6 +28,8 @@ STORED = "time"
 """PyG's name of the times that `gids convert` stores."""
 Weights = dict[Relation, np.ndarray]
 """By relation, if it has weights: float32[num_edges] in the order of graph.indices."""
+Find = Callable[[str | Relation, str], torch.Tensor | None]
+"""Reads the table of a type of nodes or edges that has this name in PyG; None if there is none."""
 _LEAST_WEIGHT = np.finfo(np.float32).tiny
 """In place of 0: PyG, unlike gids.sampler.Neighbor, samples edges of weight 0 if a node has no more edges
 than the fanout, or no others are left. -ln(u) is in 2**-54 to 38, so weights above 1e-20 come first."""
@@ -217,55 +218,49 @@ def _joined(hops: list[tuple[Block, int]], device: torch.device) -> HopEdges:
     return HopEdges(torch.cat(pairs, 1), torch.cat([block.edge_ids for block in blocks]), per_hop)
 
 
-def with_times(
-    graphs: Sequence[Graph], attribute: str, find: Callable[[str | Relation, str], Any], name: str
-) -> tuple[list[Graph], By]:
+def with_times(graphs: Sequence[Graph], attribute: str, find: Find, name: str) -> tuple[list[Graph], By]:
     """The graphs with the times of this name, sorted by them, and whose times they are.
 
-    find: returns an attribute of a type of nodes or edges, or None. A graph that is not in the order of
-    these times is copied: about 24 bytes per edge. Raises KeyError if nothing has such times, ValueError if
-    both nodes and edges have or if there is not one time each, TypeError for times that are not integers.
+    A graph that is not in the order of these times is copied: about 24 bytes per edge. Raises KeyError if
+    nothing has such times, ValueError if both nodes and edges have or if there is not one time each,
+    TypeError for times that are not integers.
     """
     kinds: list[By] = ["edges", "nodes"]
-    stored = [by for by in kinds if any(times_of(g, by) is not None for g in graphs)]
-    if attribute == STORED and len(stored) == 1:
-        return [_sorted(g, stored[0]) for g in graphs], stored[0]
-    counts: dict[str | Relation, int] = {}
-    for graph in graphs:
-        src, _, dst = graph.relation
-        counts |= {src: graph.num_src, dst: graph.num_dst, graph.relation: graph.num_edges}
-    times = {t: _times(find(t, attribute), count, t, attribute) for t, count in counts.items()}
-    nodes_have, edges_have = (
-        any(values is not None and isinstance(t, kind) for t, values in times.items())
-        or (attribute == STORED and len(stored) == 2)
-        for kind in (str, tuple)
-    )
-    if nodes_have == edges_have:
-        which, error = ("both", ValueError) if nodes_have else ("neither", MissingError)
-        joint = "and" if nodes_have else "nor"
+    have = [by for by in kinds if any(times_of(g, by) is not None for g in graphs)]
+    timed = list(graphs)
+    if attribute != STORED or not have:
+        counts: dict[str | Relation, int] = {}
+        for graph in graphs:
+            src, _, dst = graph.relation
+            counts |= {src: graph.num_src, dst: graph.num_dst, graph.relation: graph.num_edges}
+        times = {t: _times(find(t, attribute), count, t, attribute) for t, count in counts.items()}
+        named = [t for t, values in times.items() if values is not None]
+        have = [by for by in kinds if any(isinstance(t, str) == (by == "nodes") for t in named)]
+        timed = [_timed(graph, times, have) for graph in graphs]
+    if len(have) != 1:
+        which, joint, error = ("both", "and", ValueError) if have else ("neither", "nor", MissingError)
         raise error(
             f"time_attr={attribute!r}: {which} nodes {joint} edges of {name} have an attribute of that name"
         )
-    timed = []
-    for graph in graphs:
-        src, _, dst = graph.relation
-        if nodes_have:
-            timed.append(replace(graph, src_times=times[src], dst_times=times[dst], sorted_by=None))
-        else:
-            edge_times = times[graph.relation]
-            if edge_times is not None and graph.edge_ids is not None:
-                edge_times = edge_times[graph.edge_ids]
-            timed.append(replace(graph, edge_times=edge_times, sorted_by=None))
-    by: By = "nodes" if nodes_have else "edges"
-    return [_sorted(graph, by) for graph in timed], by
+    [by] = have
+    return [g if times_of(g, by) is None else sort_by_time(g, by) for g in timed], by
 
 
-def weights_of(
-    graphs: Sequence[Graph], attribute: str, find: Callable[[str | Relation, str], Any], name: str
-) -> Weights:
-    """The weights of the relations that have an attribute of this name. find: as of with_times.
+def _timed(graph: Graph, times: Mapping[str | Relation, np.ndarray | None], have: list[By]) -> Graph:
+    """The graph with these times in place of its own."""
+    src, _, dst = graph.relation
+    if "nodes" in have:
+        return replace(graph, src_times=times[src], dst_times=times[dst], sorted_by=None)
+    by_id = times[graph.relation]
+    if by_id is not None and graph.edge_ids is not None:
+        by_id = by_id[graph.edge_ids]
+    return replace(graph, edge_times=by_id, sorted_by=None)
 
-    Raises KeyError if no relation has one, TypeError and ValueError for weights that are not one number each.
+
+def weights_of(graphs: Sequence[Graph], attribute: str, find: Find, name: str) -> Weights:
+    """The weights of the relations that have an attribute of this name.
+
+    Raises KeyError if no relation has one, ValueError for weights that are not one number each.
     """
     by_relation = {}
     for graph in graphs:
@@ -277,30 +272,22 @@ def weights_of(
     return by_relation
 
 
-def _sorted(graph: Graph, by: By) -> Graph:
-    return graph if times_of(graph, by) is None else sort_by_time(graph, by)
-
-
-def _times(values: Any, count: int, type_: str | Relation, attribute: str) -> np.ndarray | None:
-    """int64[count] on the host. Raises TypeError, ValueError."""
+def _times(
+    values: torch.Tensor | None, count: int, type_: str | Relation, attribute: str
+) -> np.ndarray | None:
+    """int64[count]. Raises TypeError, ValueError."""
     if values is None:
         return None
-    times = on_host(torch.as_tensor(values).detach())
-    if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
-        raise TypeError(f"{attribute!r} of {describe_type(type_)} is {times.dtype}; times must be integers")
-    _check_count(times, count, type_, attribute)
-    return times.reshape(-1).to(torch.int64).numpy()
+    if values.is_floating_point() or values.dtype == torch.bool:
+        raise TypeError(f"{attribute!r} of {describe_type(type_)} is {values.dtype}; times must be integers")
+    _check_count(values, count, type_, attribute)
+    return values.reshape(-1).to(torch.int64).numpy()
 
 
-def _in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
-    """Reorder weights by edge id to the order of graph.indices. Raises TypeError, ValueError."""
-    what = f"{attribute!r} of {describe_type(graph.relation)}"
-    if isinstance(weights, torch.Tensor) and weights.dtype == torch.bool:
-        raise TypeError(f"{what} is bool; weights must be numbers: give 1 and 0 (`gids convert --dtype`)")
-    if not isinstance(weights, torch.Tensor) or weights.is_complex():
-        raise TypeError(f"{what} is not a tensor of numbers; weight_attr must name the weights of edges")
+def _in_order(graph: Graph, weights: torch.Tensor, attribute: str) -> np.ndarray:
+    """Reorder weights by edge id to the order of graph.indices. Raises ValueError."""
     _check_count(weights, graph.num_edges, graph.relation, attribute)
-    by_id = on_host(weights.detach()).reshape(-1).to(torch.float32).numpy()
+    by_id = weights.reshape(-1).to(torch.float32).numpy()
     in_order = by_id if graph.edge_ids is None else by_id[graph.edge_ids]
     return in_order if in_order.all() else np.where(in_order == 0, _LEAST_WEIGHT, in_order)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamp
 
 from gids.cuda import on_host
 from gids.errors import MissingError
+from gids.loader.epoch_loader import check_range
 from gids.pyg.stores import is_homogeneous
 from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
@@ -55,7 +55,7 @@ def node_inputs(
     if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
         raise TypeError(f"input_nodes is {ids.dtype} of shape {list(ids.shape)}; give int64[n] or a mask")
     ids = on_host(ids).to(torch.int64, copy=chosen is not None)
-    _check_range("input_nodes", ids, count)
+    check_range(ids, count, "input_nodes run from")
     input_id, times = _per_seed(len(ids), input_id=input_id, input_time=times)
     return NodeSamplerInput(input_id, ids, times, ntype)
 
@@ -91,8 +91,8 @@ def edge_inputs(
             "destinations"
         )
     pairs = on_host(pairs).to(torch.int64)
-    _check_range("sources of edge_label_index", pairs[0], graph.num_src)
-    _check_range("destinations of edge_label_index", pairs[1], graph.num_dst)
+    check_range(pairs[0], graph.num_src, "sources of edge_label_index run from")
+    check_range(pairs[1], graph.num_dst, "destinations of edge_label_index run from")
     input_id, labels, times = _per_seed(pairs.shape[1], **per_seed)
     return EdgeSamplerInput(input_id, pairs[0], pairs[1], labels, times, relation)
 
@@ -170,11 +170,6 @@ def _per_seed(count: int, **values: torch.Tensor | None) -> list[torch.Tensor | 
     return tensors
 
 
-def _check_range(what: str, ids: torch.Tensor, count: int) -> None:
-    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
-        raise IndexError(f"{what} run from {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}")
-
-
 class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
     """The negatives of one step. Ranks that share a step draw those of all its edges, and take their own.
 
@@ -186,21 +181,16 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
         self._numbers, self._first = numbers, first
         self._generators: dict[str, np.random.Generator] = {}
         self._edge_count: int | None = None  # of seed edges with trees
-        self._edge_times: torch.Tensor | None = None
-        self._node_times: dict[str, torch.Tensor | None] = {}  # by end
 
-    def in_trees(
-        self, count: int, times: torch.Tensor | None, src_times: Any = None, dst_times: Any = None
-    ) -> StepNegatives:
-        """The negatives of seed edges with trees: negative k belongs to seed edge k % count.
+    def use_trees(
+        self, count: int, times: torch.Tensor | None, node_times: dict[str, torch.Tensor | None]
+    ) -> None:
+        """Draw for seed edges with trees: negative k belongs to seed edge k % count.
 
-        times: int64[count], of the seed edges. src_times, dst_times: int64[nodes], if nodes have times. Then
-        a negative is not later than its seed edge; if none is found, it is the earliest node.
+        times: int64[count], of the seed edges. node_times: by end, int64[nodes], if nodes have times. Then a
+        negative is not later than its seed edge; if none is found, it is the earliest node.
         """
-        made = copy.copy(self)
-        made._edge_count, made._edge_times = count, times
-        made._node_times = {"src": src_times, "dst": dst_times}
-        return made
+        self._edge_count, self._edge_times, self._node_times = count, times, node_times
 
     def sample(self, num_samples: int, endpoint: str, num_nodes: int | None = None) -> torch.Tensor:
         """int64[num_samples]: nodes, uniform or by weight."""

@@ -1,51 +1,25 @@
-"""NeighborLoader and LinkNeighborLoader. Users call them.
-
-A dataset gets a DatasetLoader. Data in memory gets PyG's own loader, with gids' sampler.
-"""
+"""NeighborLoader and LinkNeighborLoader. Users call them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
-from torch_geometric.loader import NeighborLoader as PygNeighborLoader
-from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
 
-from gids.pyg.dataset_loader import DatasetLoader, DatasetLoaderBySampler, Opened
+from gids.pyg.dataset_loader import DatasetLoader, open_dataset
 from gids.pyg.hops import Counts
+from gids.pyg.input_sampler import InputSampler
 from gids.pyg.inputs import InputEdges, InputNodes, check_negatives, edge_inputs, node_inputs
-from gids.pyg.neighbor_sampler import LoaderOptions, NeighborSampler, Sampling, check_options
-from gids.pyg.stores import is_on_disk
 
 
-def NeighborLoader(
-    data: Any,
-    num_neighbors: Counts | NumNeighbors,
-    input_nodes: InputNodes = None,
-    input_time: torch.Tensor | None = None,
-    replace: bool = False,
-    subgraph_type: Any = "directional",
-    disjoint: bool = False,
-    temporal_strategy: str = "uniform",
-    time_attr: str | None = None,
-    weight_attr: str | None = None,
-    transform: Any = None,
-    transform_sampler_output: Any = None,
-    is_sorted: bool = False,
-    filter_per_worker: bool | None = None,
-    neighbor_sampler: BaseSampler | None = None,
-    directed: bool = True,
-    **options: Unpack[LoaderOptions],
-) -> DatasetLoader | PygNeighborLoader:
-    """``torch_geometric.loader.NeighborLoader`` over a dataset on disk: the same arguments, the same
-    ``Data`` or ``HeteroData``. Of data in memory it makes PyG's own NeighborLoader, with gids' sampler.
+class NeighborLoader(DatasetLoader):
+    """``torch_geometric.loader.NeighborLoader`` over a dataset on disk: the same ``Data`` or ``HeteroData``.
 
     Args:
-        data: gids.open(...), or for default options the dataset's path, a gids.FeatureStore, or
-            (gids.pyg.FeatureStore, gids.pyg.GraphStore). In memory: Data, HeteroData, or any (FeatureStore,
-            GraphStore) with PyG's interfaces; then arguments that PyG does not have are refused.
+        data: gids.open(...), or for default options the dataset's path or a gids.FeatureStore.
         num_neighbors: number of neighbors to draw in each hop, -1 for all; or a dictionary of these lists by
             edge type. As in PyG, the first number applies to the seeds. An empty list yields the seeds alone.
         input_nodes: the seeds: int64[n], bool[num_nodes] or None for all nodes; in a dataset with several
@@ -65,25 +39,16 @@ def NeighborLoader(
             the fanout, or no others are left. The numbers are held in memory (4 bytes per edge), on a GPU
             next to the topology. Relations without such a table are drawn uniformly.
         transform: called with each Data.
-        transform_sampler_output: called with each SamplerOutput, before features are read.
-        is_sorted: the edges of data in memory are sorted by destination. Those of a dataset always are.
-        filter_per_worker: whether ``collate_fn()`` returns Data, not the sampler's output.
-        neighbor_sampler: any sampler of PyG in place of gids'. Its random numbers are its own.
-        custom_cls: class of the minibatches, in place of Data or HeteroData.
         input_id: a number for each seed, which minibatches have as ``input_id``.
-        batch_size, shuffle, drop_last: as in PyG; batch_size is per rank.
-        sampler, batch_sampler: as in PyG, for the order of the seeds: positions, or lists of positions with
-            batch_sampler or batch_size=None. Each rank has its own, and ``state_dict`` is None: the loader
-            cannot resume.
-        generator: seed is drawn from it.
+        batch_size, shuffle, drop_last: as in PyG; batch_size is per rank (default 1).
         tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; or a
             mapping from attribute names to these. None: all tables of nodes and edges in the topology. Empty:
             none.
-        labels: include ``y``, if the dataset has labels.
+        labels: include ``y``, if the dataset has labels (default True).
         seed: random seed of the order and of the sampling (default 0); torch's generator is not used.
         rank, world_size: as in gids.NodeLoader. In an initialized process group the ranks share the seeds:
             give every rank all of them.
-        device: ``"cpu"`` or ``"cuda"``: where the sampling, the cache and the minibatches are.
+        device: ``"cpu"`` (default) or ``"cuda"``: where the sampling, the cache and the minibatches are.
         topology_on, dtype, minibatch_rows: as in gids.NodeLoader.
 
     ``num_workers`` and other arguments of torch's DataLoader about workers are accepted and have no effect:
@@ -95,50 +60,42 @@ def NeighborLoader(
     edges are in the order of pyg-lib: seeds first, then hop by hop.
 
     Each ``for`` is one epoch; ``epoch`` is the number of the next. ``state_dict()`` and ``load_state_dict()``
-    resume an epoch, as in gids.NodeLoader. ``loader(positions)`` is the minibatch of these seeds.
+    resume an epoch, as in gids.NodeLoader.
 
-    Raises the errors of gids.NodeLoader; ValueError for an argument of PyG that is not supported; KeyError,
-    TypeError and ValueError if weight_attr is not a table of weights. While iterating: StorageError concerns
-    one minibatch.
+    Raises the errors of gids.NodeLoader; TypeError for data in memory; ValueError for an argument of PyG that
+    is not supported; KeyError and ValueError if weight_attr is not a table of weights. While iterating:
+    StorageError concerns one minibatch.
     """
-    check_options(NeighborLoader, data, options)
-    drawing = subgraph_type, replace, disjoint, temporal_strategy
-    sampling = Sampling(num_neighbors, *drawing, time_attr, weight_attr, is_sorted, directed)
-    minibatches = transform, transform_sampler_output, filter_per_worker
-    keywords = _keywords(data, sampling, neighbor_sampler, minibatches, options)
-    if not is_on_disk(data):
-        return PygNeighborLoader(data, num_neighbors, input_nodes, input_time, **keywords)
-    if input_time is not None and time_attr is None and neighbor_sampler is None:
-        raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
-    opened = Opened("NeighborLoader", data)
-    inputs = node_inputs(opened.source.store, input_nodes, input_time, options.get("input_id"))
-    return _kind(options)(opened, inputs, None, **keywords)
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Counts | NumNeighbors,
+        input_nodes: InputNodes = None,
+        input_time: torch.Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        input_id: torch.Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        source, closing = open_dataset(NeighborLoader, data, options)
+        if input_time is not None and time_attr is None:
+            raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
+        inputs = node_inputs(source.store, input_nodes, input_time, input_id)
+        drawing = subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr
+        sampler = InputSampler(source, num_neighbors, *drawing)
+        super().__init__(source, closing, inputs, sampler, transform=transform, **options)
 
 
-def LinkNeighborLoader(
-    data: Any,
-    num_neighbors: Counts | NumNeighbors,
-    edge_label_index: InputEdges = None,
-    edge_label: torch.Tensor | None = None,
-    edge_label_time: torch.Tensor | None = None,
-    replace: bool = False,
-    subgraph_type: Any = "directional",
-    disjoint: bool = False,
-    temporal_strategy: str = "uniform",
-    neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
-    neg_sampling_ratio: int | float | None = None,
-    time_attr: str | None = None,
-    weight_attr: str | None = None,
-    transform: Any = None,
-    transform_sampler_output: Any = None,
-    is_sorted: bool = False,
-    filter_per_worker: bool | None = None,
-    neighbor_sampler: BaseSampler | None = None,
-    directed: bool = True,
-    **options: Unpack[LoaderOptions],
-) -> DatasetLoader | PygLinkNeighborLoader:
-    """``torch_geometric.loader.LinkNeighborLoader`` over a dataset on disk: the same arguments, the same
-    ``Data`` or ``HeteroData``. Of data in memory it makes PyG's own LinkNeighborLoader, with gids' sampler.
+class LinkNeighborLoader(DatasetLoader):
+    """``torch_geometric.loader.LinkNeighborLoader`` over a dataset on disk: the same ``Data`` or
+    ``HeteroData``.
 
     Args:
         edge_label_index: the seed edges: int64[2, n], which need not be in the topology, or None for all
@@ -160,53 +117,47 @@ def LinkNeighborLoader(
 
     Raises the errors of NeighborLoader, and ValueError for negatives that do not fit.
     """
-    check_options(LinkNeighborLoader, data, options)
-    drawing = subgraph_type, replace, disjoint, temporal_strategy
-    sampling = Sampling(num_neighbors, *drawing, time_attr, weight_attr, is_sorted, directed)
-    minibatches = transform, transform_sampler_output, filter_per_worker
-    keywords = _keywords(data, sampling, neighbor_sampler, minibatches, options)
-    if not is_on_disk(data):
-        keywords |= {"neg_sampling": neg_sampling, "neg_sampling_ratio": neg_sampling_ratio}
-        return PygLinkNeighborLoader(
-            data, num_neighbors, edge_label_index, edge_label, edge_label_time, **keywords
-        )
-    if (edge_label_time is None) != (time_attr is None) and neighbor_sampler is None:
-        times, attr = ("not set" if value is None else "set" for value in (edge_label_time, time_attr))
-        raise ValueError(f"'edge_label_time' is {times}, but 'time_attr' is {attr}: give both, or neither")
-    negatives = NegativeSampling.cast(neg_sampling)
-    if neg_sampling_ratio:
-        if negatives is not None:
-            raise ValueError("give neg_sampling= or neg_sampling_ratio=, not both")
-        negatives = NegativeSampling("binary", neg_sampling_ratio)
-    if negatives is not None and edge_label is not None:
-        if negatives.is_triplet():
-            raise ValueError("edge_label= and triplet negatives exclude each other: leave edge_label out")
-        if len(edge_label) and edge_label.min() == 0:
-            edge_label = edge_label + 1  # 0 is the label of negatives
-    opened = Opened("LinkNeighborLoader", data)
-    store, input_id = opened.source.store, options.get("input_id")
-    inputs = edge_inputs(store, opened.graphs, edge_label_index, edge_label, edge_label_time, input_id)
-    src, _, dst = inputs.input_type or opened.graphs[0].relation
-    check_negatives(negatives, store.num_nodes(src), store.num_nodes(dst))
-    return _kind(options)(opened, inputs, negatives, **keywords)
 
-
-def _kind(options: Mapping[str, Any]) -> type[DatasetLoader]:
-    by_sampler = options.get("sampler") is not None or options.get("batch_sampler") is not None
-    return DatasetLoaderBySampler if by_sampler else DatasetLoader
-
-
-def _keywords(
-    data: Any,
-    sampling: Sampling,
-    neighbor_sampler: BaseSampler | None,
-    minibatches: tuple[Any, Any, bool | None],
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The keyword arguments of DatasetLoader, or of PyG's loaders for data in memory."""
-    names = "transform", "transform_sampler_output", "filter_per_worker"
-    keywords = {**options, **dict(zip(names, minibatches, strict=True))}
-    if is_on_disk(data):
-        return keywords | {"sampling": sampling, "neighbor_sampler": neighbor_sampler}
-    sampler = NeighborSampler(data, **vars(sampling)) if neighbor_sampler is None else neighbor_sampler
-    return keywords | {"time_attr": sampling.time_attr, "neighbor_sampler": sampler}
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Counts | NumNeighbors,
+        edge_label_index: InputEdges = None,
+        edge_label: torch.Tensor | None = None,
+        edge_label_time: torch.Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
+        neg_sampling_ratio: int | float | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        input_id: torch.Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        source, closing = open_dataset(LinkNeighborLoader, data, options)
+        if (edge_label_time is None) != (time_attr is None):
+            times, attr = ("not set" if value is None else "set" for value in (edge_label_time, time_attr))
+            raise ValueError(
+                f"'edge_label_time' is {times}, but 'time_attr' is {attr}: give both, or neither"
+            )
+        negatives = NegativeSampling.cast(neg_sampling)
+        if neg_sampling_ratio:
+            if negatives is not None:
+                raise ValueError("give neg_sampling= or neg_sampling_ratio=, not both")
+            negatives = NegativeSampling("binary", neg_sampling_ratio)
+        if negatives is not None and edge_label is not None:
+            if negatives.is_triplet():
+                raise ValueError("edge_label= and triplet negatives exclude each other: leave edge_label out")
+            if len(edge_label) and edge_label.min() == 0:
+                edge_label = edge_label + 1  # 0 is the label of negatives
+        store, graphs = source.store, source.graphs()
+        inputs = edge_inputs(store, graphs, edge_label_index, edge_label, edge_label_time, input_id)
+        src, _, dst = inputs.input_type or graphs[0].relation
+        check_negatives(negatives, store.num_nodes(src), store.num_nodes(dst))
+        drawing = subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr
+        sampler = InputSampler(source, num_neighbors, *drawing, negatives)
+        super().__init__(source, closing, inputs, sampler, transform=transform, **options)

@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.bench.sampling import SeedOrder, input_nodes, make_sampler
+from gids.bench.trace import TouchedPages
 from gids.cache.feature_cache import page_weights
 from gids.heat import choose_seeds
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import FeatureStore, Table, graphs_of
 from gids.store.names import Relation
-from gids.trace.recording import TouchedPages
 
 _LEAST_SEEDS = 8192  # small minibatches differ: more of them are sampled
 _MOST_MINIBATCHES = 64

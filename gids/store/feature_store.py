@@ -178,10 +178,6 @@ class FeatureStore:
         wanted = (kind, type_, key)
         return next((t for t in self.tables.values() if (t.kind, t.type, t.key) == wanted), None)
 
-    def is_same_dataset(self, other: FeatureStore) -> bool:
-        """Whether a store has the same path and the same content, heat excepted."""
-        return self.path == other.path and self.locate.contents == other.locate.contents
-
     def read_rows(
         self, ids: torch.Tensor | np.ndarray | Sequence[int], table: str | None = None
     ) -> torch.Tensor:

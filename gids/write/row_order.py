@@ -1,4 +1,4 @@
-"""Orders of rows, which decide the rows that share a page: by degree, by community or by a recorded run.
+"""Orders of rows, which decide the rows that share a page: by degree or by community.
 
 Called by conversion and by `gids bench hit-ratio`. An order is an array with the position of each row, int32
 or int64[row_count].
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +26,7 @@ from gids.store.dtypes import byte_view
 from gids.store.geometry import div_ceil
 from gids.store.manifest import position_dtype
 from gids.store.rows import MARK_ROWS, Rows, read_exactly, read_range
-from gids.write.edges import EdgePieces, Edges, EdgeSource
 from gids.write.files import sync_files
-from gids.write.graph_writer import sorted_in_edges
 
 _SHARE = 6  # a bucket takes 1/6 of memory: two are held sorted, one as read
 _SYNC_BYTES = 256 << 20
@@ -119,7 +116,7 @@ InEdges = tuple[np.ndarray, np.ndarray]
 
 MAX_ROWS = (1 << 32) - 1
 COMMUNITY_BYTES = 20
-"""Memory per row of an order by community or by a trace."""
+"""Memory per row of an order by community."""
 
 DEGREE_BYTES = 12
 """Memory per row of an order by degree."""
@@ -128,7 +125,6 @@ _COMMUNITY_ROWS = 4096  # maximum size of a community: its rows are near each ot
 _LEAST_ROWS = 16  # rows of smaller communities come last, by weight
 _ROUNDS = 12
 _SETTLED = 100  # stop when fewer than one row in this many moves
-_NEAR = 4  # rows of a minibatch at most this far apart count as read together
 
 
 def degree_order(weights: np.ndarray) -> np.ndarray:
@@ -182,43 +178,6 @@ def find_communities(
     for indptr, indices in graphs:
         _core.adopt_lone(indptr, indices, labels, sizes, most_rows)
     return labels, sizes
-
-
-def co_read_order(
-    minibatches: Callable[[], Iterable[np.ndarray]],
-    row_count: int,
-    scratch: Path,
-    memory_bytes: int,
-    *,
-    workers: int = 1,
-) -> np.ndarray:
-    """Positions by common use: the communities of rows that are neighbors in minibatches.
-
-    minibatches: returns the rows of all minibatches, int64[n] each, in order of first use; called more than
-    once. scratch: a directory for about 100 bytes per row read. Rows that were never read come last.
-    """
-    weights = np.zeros(row_count, np.uint32)
-    edge_count = 0
-    for rows in minibatches():
-        _core.count_sources(rows, row_count, 0, weights)
-        edge_count += sum(2 * max(0, len(rows) - distance) for distance in range(1, _NEAR + 1))
-    edges = EdgeSource(edge_count, row_count, row_count, _near_pairs(minibatches))
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        graph = sorted_in_edges(edges, Path(folder), memory_bytes // 2, workers=workers)
-        return community_order([graph], weights)
-
-
-def _near_pairs(minibatches: Callable[[], Iterable[np.ndarray]]) -> EdgePieces:
-    def pieces(block_bytes: int) -> Iterator[Edges]:
-        most = max(1, block_bytes // 8)
-        for rows in minibatches():
-            for distance in range(1, _NEAR + 1):
-                for a, b in ((rows[:-distance], rows[distance:]), (rows[distance:], rows[:-distance])):
-                    for start in range(0, len(a), most):
-                        part = a[start : start + most]
-                        yield part, b[start : start + most], np.zeros(len(part), np.int64)
-
-    return pieces
 
 
 def check_memory(method: str, row_count: int, memory_bytes: int) -> None:

@@ -186,7 +186,7 @@ class OwningCache {
     publish();
   }
 
-  nb::list gather(u64 step, std::optional<Rows> out) {
+  void gather_ready(u64 step, std::optional<Rows> out) {
     refuse_forked();
     std::byte* late_out = nullptr;
     if (out) {
@@ -203,10 +203,29 @@ class OwningCache {
       cache_->gather_ready(step, late_out);
     }
     publish();
-    wait(step);
+  }
+
+  void wait(u64 step) {
+    refuse_forked();
+    Clock clock(wait_s_);
+    for (;;) {
+      bool complete;
+      {
+        nb::gil_scoped_release release;
+        complete = cache_->wait_for(step, 100);
+      }
+      if (complete) return;
+      heed_signals();
+    }
+  }
+
+  nb::list gather_rest(u64 step) {
+    refuse_forked();
+    const auto held = held_.find(step);
+    const bool late = held != held_.end() && held->second.late;
     std::vector<Failure> failures;
     {
-      Clock clock(late_out ? wait_s_ : gather_s_);  // a late output is still being read into
+      Clock clock(late ? wait_s_ : gather_s_);  // a late output is still being read into
       nb::gil_scoped_release release;
       failures = cache_->gather_rest(step, heed_signals);
     }
@@ -295,19 +314,6 @@ class OwningCache {
       throw std::invalid_argument("out: expected " + std::to_string(ids.size()) + " rows of " +
                                   std::to_string(cache_->out_row_bytes()) + " bytes, got " +
                                   std::to_string(out.shape(0)) + " of " + std::to_string(out.shape(1)));
-  }
-
-  void wait(u64 step) {
-    Clock clock(wait_s_);
-    for (;;) {
-      bool complete;
-      {
-        nb::gil_scoped_release release;
-        complete = cache_->wait_for(step, 100);
-      }
-      if (complete) return;
-      heed_signals();
-    }
   }
 
   std::optional<Checksums> checksums_;
@@ -416,8 +422,10 @@ void bind_cache(nb::module_& m) {
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
       .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),
-           "out: the step's output. None: gather() gets it.")
-      .def("gather", &OwningCache::gather, "step"_a, nb::arg("out").noconvert() = nb::none())
+           "out: the step's output. None: gather_ready() gets it.")
+      .def("gather_ready", &OwningCache::gather_ready, "step"_a, nb::arg("out").noconvert() = nb::none())
+      .def("wait", &OwningCache::wait, "step"_a)
+      .def("gather_rest", &OwningCache::gather_rest, "step"_a)
       .def("retire", &OwningCache::retire, "step"_a)
       .def("cancel", &OwningCache::cancel)
       .def("read_through", &OwningCache::read_through, "ids"_a.noconvert(), "out"_a.noconvert())

@@ -1,17 +1,17 @@
-"""`gids bench hit-ratio`: results, replay, advice, bad input; and options of all bench commands."""
+"""`gids bench hit-ratio`: results, replays, advice, notes."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 
-import numpy as np
 import pytest
 import torch
 
 import gids
+from gids.bench.trace import TouchedPages, replay, sampled_pages
+from gids.cache import POLICIES
 from gids.cli.progress import Progress
-from gids.trace import Trace, record
-from gids.trace.recording import TracedTable, TraceWriter
 
 SAMPLED = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40)
 SMALL = (*SAMPLED, "--cache", "5%,20%")
@@ -49,18 +49,6 @@ def test_every_policy_is_compared_with_min(dataset, bench):
     assert report["versions"]["gids"]
 
 
-def test_a_recorded_sampled_trace_gives_the_same_results(dataset, bench, tmp_path):
-    trace = tmp_path / "sampled.trace"
-    _, sampled = bench("hit-ratio", dataset, *SMALL, "--record", trace)
-    said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%")
-    of_epoch = ("epoch_pages", "epoch_pages_read")  # whose length the trace does not say
-    expected = [{k: v for k, v in f["metrics"].items() if k not in of_epoch} for f in sampled["figures"]]
-    assert [f["metrics"] for f in replayed["figures"]] == expected, said
-    assert replayed["figures"][0]["setting"] == sampled["figures"][0]["setting"] | dict.fromkeys(
-        ("sampler", "kappa", "order")
-    )
-
-
 def test_samplers_and_kappas_are_compared_on_the_same_caches(dataset, bench):
     names = ["neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk"]
     args = ("--sampler", ",".join(names), "--kappa", "1,8,inf", "--policies", "lru")
@@ -81,59 +69,44 @@ def test_samplers_and_kappas_are_compared_on_the_same_caches(dataset, bench):
     assert asked["labor", 1] < asked["neighbor", 1]
 
 
-@pytest.mark.parametrize(
-    ("options", "sampler", "seed"),
-    [
-        (("--sampler", "labor", "--kappa", 4), gids.sampler.Labor([3, 3], batch_dependency=4), 0),
-        (("--seed", 3), gids.sampler.Neighbor([3, 3]), 3),
-    ],
-)
-def test_a_sampled_trace_has_the_pages_of_a_node_loader(dataset, bench, tmp_path, options, sampler, seed):
-    bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", *options)
+def test_the_pages_are_those_of_a_node_loader(dataset, bench, monkeypatch):
+    traces = []
+
+    def kept(*args):
+        traces.append(sampled_pages(*args))
+        return traces[-1]
+
+    monkeypatch.setattr("gids.bench.hit_ratio.sampled_pages", kept)
+    options = ("--sampler", "labor", "--kappa", 4, "--policies", "lru", "--repeat", 2)
+    bench("hit-ratio", dataset, *SMALL, *options)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
-    loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8, shuffle=True, seed=seed)
-    with Trace(tmp_path / "t") as trace:
-        assert (trace.batch_count, trace.tables[0].heat is None) == (40, False)
-        for number, minibatch in zip(range(40), loader, strict=False):
-            assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()  # a row is a page
+    sampler = gids.sampler.Labor([3, 3], batch_dependency=4)
+    for seed, trace in enumerate(traces):
+        loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8, shuffle=True, seed=seed)
+        nodes = [minibatch.input_nodes.tolist() for minibatch in itertools.islice(loader, 40)]
+        assert [pages.tolist() for pages in trace] == nodes  # a row is a page
+    assert len(traces) == 2
 
 
-def record_run(dataset, path):
-    """Record a run with a small cache. Returns its hits."""
+def test_a_replay_counts_what_the_loader_counts(dataset):
+    """With the loader's cache, window and planned minibatches, for each policy."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
-    source = gids.open(dataset, memory=64 << 20, tuning=gids.Tuning(cache=2 << 20))
-    with gids.FeatureLoader(source, ["feat"]) as loader, record(loader, path):
-        for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
-            pass
-        return int(loader.stats()["hits"])
-
-
-def test_a_recorded_run_is_replayed(dataset, bench, tmp_path):
-    path = tmp_path / "run.trace"
-    hits = record_run(dataset, path)
-    said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
-    assert f"hit {hits:,} of" in said
-
-
-def test_a_trace_with_other_counters_is_damaged_unless_another_version_recorded_it(dataset, bench, tmp_path):
-    path = tmp_path / "run.trace"
-    hits = record_run(dataset, path)
-
-    def change(old, new):
-        with np.load(path) as file:
-            arrays = dict(file)
-        about = arrays["about"].item()
-        assert old.encode() in about
-        with open(path, "wb") as changed:
-            np.savez(changed, **arrays | {"about": np.array(about.replace(old.encode(), new.encode()))})
-
-    change(f'"hits": {hits}', f'"hits": {hits - 1}')
-    said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", status=2)
-    assert "is damaged: its replay counts" in said
-    change(f'"gids": "{gids.__version__}"', '"gids": "0.0"')
-    said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
-    assert f"which chooses other victims: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
+    for policy in POLICIES:
+        tuning = gids.Tuning(cache=2 << 20, planned=2, policy=policy)
+        source = gids.open(dataset, memory=64 << 20, window=6, tuning=tuning)
+        with gids.FeatureLoader(source, ["feat"]) as loader:
+            table = loader.tables[0]
+            list(loader.attach(batches, lambda ids: {"_N.feat": ids}))
+            counted, heat = loader.stats()["tables"]["_N.feat"], loader.table_heat(table)
+        touched = TouchedPages(table.page_count, table.rows_per_page, table.order)
+        trace = [touched.of(ids.numpy()) for ids in batches]
+        options = {"lines": counted["lines"], "window": 6, "planned": 2, "heat": heat}
+        replayed = replay(trace, table.page_count, policy=policy, **options)
+        assert int(replayed.hits.sum()) == counted["hits"]
+        assert int(replayed.loads.sum()) == counted["loads"]
+        assert int(replayed.bypasses.sum()) == counted["bypasses"]
+        assert replayed.evictions == counted["evictions"]
 
 
 def test_advice_finds_the_smallest_cache(dataset, bench):
@@ -154,34 +127,6 @@ def test_advice_for_an_epoch_counts_its_missing_pages(dataset, bench):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--batches", "20", "--seeds", "val"], "samples nothing: remove --seeds, --batches"),
-        (["--order", "degree", "--kappa", "4"], "samples nothing: remove --kappa, --order"),
-        (["--record", "t"], "samples nothing: remove --record"),
-        (["--rows", "--order", "degree"], "samples nothing: remove --order, --rows"),
-        (["nowhere.gids"], "needs a dataset only for --advise in seconds: remove nowhere.gids"),
-        (["--table", "nothing"], "no table 'nothing' in {trace} (has '_N.feat')"),
-        (["--advise", "3s"], "--advise in seconds needs the disk's speed"),
-    ],
-)
-def test_options_without_effect_on_a_replay_are_refused(dataset, bench, tmp_path, args, said):
-    trace = tmp_path / "t.trace"
-    bench("hit-ratio", dataset, *SMALL, "--policies", "lru", "--record", trace)
-    text, _ = bench("hit-ratio", "--replay", trace, *args, status=2)
-    assert said.format(trace=trace) in text
-
-
-def test_advice_refuses_a_trace_of_another_dataset(dataset, bench, tmp_path):
-    writer = TraceWriter(tmp_path / "t", [TracedTable("_N.feat", 7, 4096, 1, None, None)])
-    for _ in range(8):
-        writer.enter([np.arange(7)])
-    writer.finish()
-    said, _ = bench("hit-ratio", dataset, "--replay", tmp_path / "t", "--advise", "3s", status=2)
-    assert "the trace is from another dataset" in said
-
-
-@pytest.mark.parametrize(
     ("args", "note"),
     [
         ([*SAMPLED, "--advise", "99.9%"], "no cache reaches 99.9%: with every page"),
@@ -198,14 +143,6 @@ def test_a_note_says_what_makes_a_measurement_useless(dataset, bench, args, note
     said, _ = bench("hit-ratio", dataset, *args)
     assert note in said.replace("\n  ", " ")
     assert ("a minibatch reads" in said) == (note == "a minibatch reads")
-
-
-def test_what_is_no_dataset_and_no_trace_is_refused(bench, tmp_path):
-    said, _ = bench("hit-ratio", status=2)
-    assert said == "gids bench: give a dataset to sample, or a recorded trace with --replay\n"
-    (tmp_path / "x.trace").write_bytes(b"PK\x03\x04" * 20)
-    said, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace", status=2)
-    assert said.startswith(f"gids bench: {tmp_path}/x.trace is not a complete trace of this gids")
 
 
 def test_an_interrupted_run_reports_what_it_has(dataset, bench, monkeypatch):

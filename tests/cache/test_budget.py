@@ -80,20 +80,6 @@ def test_lines_are_limited_by_pages_and_by_cache_bytes(on: str) -> None:
     assert share(on=on, cache_bytes=10 * line_bytes).lines["paper.feat"] == 10
 
 
-def test_there_is_one_output_per_planned_minibatch_and_one_for_the_consumer() -> None:
-    one = 4096 * -(-125 * 1024 // 4096)
-    for planned in (1, 2, 3):
-        plan = share(planned_batches=planned, most_planned_batches=planned)
-        assert plan.purposes["outputs"] == (planned + 1) * one
-
-
-def test_minibatches_that_wait_for_the_window_count_as_window() -> None:
-    without, with_three = share(), share(waiting_batches=3)
-    more = with_three.purposes["window"] - without.purposes["window"]
-    assert 3 * 1000 <= more < 3 * 2000
-    assert total(with_three) <= 8 << 20
-
-
 def test_the_sampler_gets_its_memory() -> None:
     def source_bytes(waiting: int) -> int:
         return 100_000 * (1 + waiting)
@@ -123,13 +109,6 @@ def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:
         assert plan.sizes.window_batches == 1 or reach <= 3 * plan.purposes["lines"]
     assert lines[0].sizes.window_batches < 4
     assert lines[-1].sizes.window_batches == 16
-
-
-def test_a_window_is_kept_if_a_shorter_one_would_not_add_lines() -> None:
-    much: dict[str, Any] = {"window_batches": 16, "minibatch_bytes": 1 << 20}
-    assert share(memory_bytes=1 << 30, **much).sizes.window_batches == 16  # the whole table is in lines
-    assert share(memory_bytes=1 << 28, cache_bytes=5000, **much).sizes.window_batches == 16
-    assert share(memory_bytes=20 << 20, **much).sizes.window_batches < 16
 
 
 def test_outputs_are_given_late_before_the_lines_get_too_few() -> None:
@@ -242,33 +221,6 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
         by_mode[mode] = ahead
 
 
-@pytest.mark.parametrize("page_bytes", [512, 4096])
-def test_rows_of_512_bytes_with_a_quarter_of_their_bytes_as_memory(page_bytes: int) -> None:
-    """4 million rows, 512 MB. Minibatches of 133,000 rows must leave most of it to the cache.
-
-    Of those of 430,000 rows, two outputs alone take 440 MB.
-    """
-    table = Shape("feat", 512, page_bytes, 4_000_000 * 512 // page_bytes)
-
-    host = budget.HostBudget(
-        tables=[table],
-        output_row_bytes={"feat": 512},
-        bounce_bytes=budget.bounce_pool_bytes([table], 256, memory_bytes=512_000_000),
-        memory_bytes=512_000_000,
-        cache_bytes=None,
-    )
-
-    def shared(rows: int) -> MemoryPlan:
-        return host.share(Sizes({"feat": rows}, rows * page_bytes, 32 * rows, 16, 2, 8, waiting_batches=3))
-
-    usual = shared(133_000)
-    assert usual.purposes["lines"] > 150_000_000
-    assert usual.sizes.window_batches >= 1
-    assert not usual.sizes.late_outputs
-    assert total(usual) <= 512_000_000
-    assert total(shared(430_000)) <= 512_000_000
-
-
 def test_a_small_budget_has_a_small_bounce_pool() -> None:
     pages = [Shape(page_bytes=512)]
     assert budget.bounce_pool_bytes(pages, 256) == 256 * (32 << 10)
@@ -311,10 +263,6 @@ def test_a_limit_of_the_process_counts(kind: int, name: str, monkeypatch: pytest
         assert least <= budget.available_bytes(4) <= most, "each process has its own limit"
 
 
-def test_available_bytes_is_positive_here() -> None:
-    assert budget.available_bytes() > 1 << 20
-
-
 # --- on a device ---
 
 
@@ -330,20 +278,6 @@ def test_the_host_tier_holds_what_the_device_does_not() -> None:
     assert total(plan) <= 8 << 20
     whole = share(on="device", memory_bytes=1 << 30, host_cache_bytes=1 << 30)
     assert (whole.lines["paper.feat"], whole.host_lines["paper.feat"]) == (Shape.page_count, 0)
-
-
-def test_with_few_lines_the_window_is_shorter_and_fewer_minibatches_are_planned() -> None:
-    """Minibatches of 500 pages, whose outputs take 500 kB each."""
-    large: dict[str, Any] = {"rows": {"paper.feat": 500}, "page_bytes": 500 * 4096, "window_batches": 16}
-    large |= {"planned_batches": 3, "most_planned_batches": 3, "minibatch_bytes": 0}
-    plans = [share(on="device", memory_bytes=n, **large) for n in range(2_900_000, 12_000_000, 100_000)]
-    for plan, memory_bytes in zip(plans, range(2_900_000, 12_000_000, 100_000), strict=True):
-        assert total(plan) <= memory_bytes
-        window, lines = plan.sizes.window_batches, plan.purposes["lines"]
-        assert window <= 1 or window * 500 * 4096 <= 3 * lines
-    assert plans[0].sizes.planned_batches == 1
-    assert [p.sizes.planned_batches for p in plans] == sorted(p.sizes.planned_batches for p in plans)
-    assert (plans[-1].sizes.planned_batches, plans[-1].sizes.window_batches) == (3, 8)
 
 
 def test_asking_for_more_than_free_memory_reports_what_is_free() -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -292,15 +295,43 @@ def test_wrong_ids_are_refused_and_nothing_is_marked(
     cache.cancel()
 
 
-def test_at_most_24_steps_are_live(tmp_path: Path, make: Make) -> None:
+def test_at_most_24_steps_are_live_and_they_go_in_order(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024))
     cache, one = make(table, 8), {table.name: torch.tensor([1])}
     for step in range(24):
         cache.enter(step, one)
-    with pytest.raises(RuntimeError, match="24"):
-        cache.enter(24, one)
+    for call, said in (
+        (lambda: cache.enter(24, one), "24"),
+        (lambda: cache.plan(1), "order"),
+        (lambda: cache.retire(1), "order"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            call()
     cache.cancel()
     assert not marked(cache, table)
+
+
+def test_two_threads_may_cancel_at_once(tmp_path: Path, make: Make) -> None:
+    """One drops the stream whose steps are live, and another one frees the cache."""
+    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
+    cache, start, before = make(table, 60), threading.Barrier(2), sys.getswitchinterval()
+
+    def cancel(_: int) -> None:
+        start.wait()
+        cache.cancel()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(10):
+                first = cache.next_step
+                for step in range(first, first + 8):
+                    cache.enter(step, {table.name: torch.arange(500)})
+                cache.plan(first)
+                list(threads.map(cancel, range(2)))
+    finally:
+        sys.setswitchinterval(before)
+    cache.audit()
 
 
 def test_counters_add_up_and_memory_is_listed_by_purpose(tmp_path: Path, make: Make) -> None:

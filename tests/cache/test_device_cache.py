@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import errno
-import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cache_runs import (
-    Make,
-    check,
-    make_rows,
-    random_batches,
-    rows_of,
-    run,
-)
+from cache_runs import Make, check, make_rows, random_batches, run
 from datasets import same_bits
 from emulator import EmulatedDevice
-from raw_table import write_raw_table
+from raw_table import RawTable, write_raw_table
 
 from gids import _core
-from gids.cache.device import DeviceFeatureCache
-from gids.cuda.device import Argument, Device, Stream
+from gids.cuda.device import Device
+from gids.io import open_engine
+from gids.io.device.extents import PinnedExtentReader
 
 
 @pytest.fixture
@@ -66,97 +59,35 @@ def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
         assert "gids_fill_lines" in device.launches
 
 
-def test_two_threads_may_cancel_at_once(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
-    cache, start, before = make(table, 60), threading.Barrier(2), sys.getswitchinterval()
-
-    def cancel(_: int) -> None:
-        start.wait()
-        cache.cancel()
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            for _ in range(10):
-                first = cache.next_step
-                for step in range(first, first + 8):
-                    cache.enter(step, {table.name: torch.arange(500)})
-                cache.plan(first)
-                list(threads.map(cancel, range(2)))
-    finally:
-        sys.setswitchinterval(before)
-    cache.audit()
-
-
-def test_another_thread_may_look_at_the_counters(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(50, 128), page_bytes=512)
-    cache, before = make(table, 20), sys.getswitchinterval()
-
-    def use() -> None:
-        for _ in range(12):
-            for step in range(cache.next_step, cache.next_step + 20):
-                cache.enter(step, {table.name: torch.arange(50)})
-            cache.cancel()
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            used = thread.submit(use)
-            while not used.done():
-                assert cache.stats()[table.name]["lines"] == 20
-                assert cache.memory()["outputs"] == 0
-            used.result()
-    finally:
-        sys.setswitchinterval(before)
-
-
-def planned_into_host_lines(tmp_path: Path, make: Make) -> tuple[DeviceFeatureCache, Any, torch.Tensor]:
-    """A cache without lines on the device, of which step 0 is planned; its table, and the ids of all rows."""
+@pytest.mark.parametrize("by", ["another thread", "the garbage collector"])
+def test_a_page_gets_a_host_line_between_the_two_kernels_that_read_through(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """One gathers rows in host lines, the other one the rest. Another thread may gather a planned step
+    meanwhile; the garbage collector may close a dropped stream, which cancels it, in the same thread."""
     table, ids = write_raw_table(tmp_path, make_rows(60, 128), page_bytes=512), torch.arange(60)
     cache = make(table, 0, 60)
     cache.enter(0, {table.name: ids})
     cache.plan(0)
-    return cache, table, ids
-
-
-def test_a_page_that_gets_a_host_line_while_another_thread_reads_through(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows in host lines and the others are gathered by two kernels."""
-    cache, table, ids = planned_into_host_lines(tmp_path, make)
     gather, reading = cache._kernels._gather, threading.get_ident()
     gathers = threading.Thread(target=cache.gather, args=(0,))
 
-    def then_the_step(kernel: str, *args: Any, **options: Any) -> None:
+    def and_the_step(kernel: str, *args: Any, **options: Any) -> None:
         gather(kernel, *args, **options)
         if threading.get_ident() == reading and kernel == "gids_gather_host_lines":
-            gathers.start()
-            gathers.join(0.1)
+            if by == "another thread":
+                gathers.start()
+                gathers.join(0.1)
+            else:
+                cache.cancel()
 
-    monkeypatch.setattr(cache._kernels, "_gather", then_the_step)
-    rows, error = cache.read_through({table.name: ids})
-    gathers.join()
-    assert error is None
-    assert same_bits(rows[table.name], table.rows)
-    cache.retire(0)
-
-
-def test_a_page_that_gets_a_host_line_while_the_garbage_collector_cancels_steps(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may close a dropped stream in the thread that reads through, between the two kernels."""
-    cache, table, ids = planned_into_host_lines(tmp_path, make)
-    gather = cache._kernels._gather
-
-    def then_cancel(kernel: str, *args: Any, **options: Any) -> None:
-        gather(kernel, *args, **options)
-        if kernel == "gids_gather_host_lines":
-            cache.cancel()
-
-    monkeypatch.setattr(cache._kernels, "_gather", then_cancel)
+    monkeypatch.setattr(cache._kernels, "_gather", and_the_step)
     rows, error = cache.read_through({table.name: ids})
     assert error is None
     assert same_bits(rows[table.name], table.rows)
+    if by == "another thread":
+        gathers.join()
+        cache.retire(0)
     assert cache.next_step == 1
 
 
@@ -178,49 +109,6 @@ def test_rounds_are_copied_again_after_a_cancelled_stream(tmp_path: Path, make: 
             assert "copy_from_host" in device.launches
     assert not any(cache._reads._unsized)
     assert not cache._reads._first_tickets
-
-
-def test_a_minibatch_that_hits_all_pages_launches_nine_kernels(
-    tmp_path: Path, make: Make, device: Device
-) -> None:
-    if not isinstance(device, EmulatedDevice):
-        pytest.skip("lists the launches of the emulator")
-    table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
-    cache = make(table, 300)
-    for _ in range(3):  # the second one has a round posted, as many as the first needed
-        device.launches.clear()
-        assert same_bits(rows_of(cache, table, torch.arange(300)), table.rows)
-    planning = ["clear_set", "look_up", "scan_lines", "take_lines", "admit_pages"]
-    rest = ["gather_lines", "show_counters", "retire_window"]
-    assert device.launches == [f"gids_{name}" for name in ("enter_window", *planning, *rest)]
-
-
-def test_kernels_that_the_bus_bounds_leave_the_multiprocessors_free(
-    tmp_path: Path, make: Make, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not isinstance(device, EmulatedDevice):
-        pytest.skip("counts the blocks of the emulator")
-    device.sm_count = 132
-    grids: dict[str, int] = {}
-    launch = device.launch
-
-    def record(stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument) -> None:
-        grids[kernel] = max(blocks, grids.get(kernel, 0))
-        launch(stream, unit, kernel, blocks, threads, *args)
-
-    monkeypatch.setattr(device, "launch", record)
-    table = write_raw_table(tmp_path, make_rows(1200, 128), page_bytes=512)
-    for wait, transfer, fill in (("stream", "kernel", 32), ("stream", "copy", 100), ("warp", "kernel", 100)):
-        grids.clear()
-        cache = make(table, 900, staging_bytes=4096 * 512, wait=wait, transfer=transfer)
-        rows_of(cache, table, torch.arange(1200))
-        assert grids["gids_gather_lines"] == 150
-        assert (grids["gids_fill_lines"] > 32) == (fill > 32)
-        assert (grids["gids_gather_round"] > 32) == (fill > 32)
-    grids.clear()
-    cache = make(table, 100, 800, staging_bytes=4096 * 512, wait="warp")
-    rows_of(cache, table, torch.arange(1200))
-    assert grids["gids_gather_host_lines"] == grids["gids_fill_lines"] == 32
 
 
 def test_a_device_that_cannot_wait_for_a_word_polls(
@@ -275,24 +163,6 @@ def test_an_id_out_of_range_is_the_error_of_its_minibatch_and_marks_nothing(
     cache.audit()
 
 
-def test_steps_out_of_order_are_refused(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(64, 1024))
-    cache, one = make(table, 8), {table.name: torch.tensor([1])}
-    for step in range(24):
-        cache.enter(step, one)
-    with pytest.raises(RuntimeError, match="order"):
-        cache.plan(1)
-    with pytest.raises(RuntimeError, match="order"):
-        cache.retire(1)
-    with pytest.raises(RuntimeError, match="not planned"):
-        cache.gather(0)
-    with pytest.raises(RuntimeError, match="not live"):
-        cache.plan(30)
-    cache.cancel()
-    with pytest.raises(RuntimeError, match="not live"):
-        cache.gather(0)
-
-
 def test_reading_through_does_not_read_pages_that_have_lines(tmp_path: Path, make: Make) -> None:
     rng = np.random.default_rng(11)
     table = write_raw_table(tmp_path, make_rows(300, 100), page_bytes=4096)
@@ -306,16 +176,32 @@ def test_reading_through_does_not_read_pages_that_have_lines(tmp_path: Path, mak
     assert make.engine.stats()["reads"] - reads < 2 * table.page_count
 
 
-@pytest.mark.parametrize("host_policy", ["lookahead", "static"])
-@pytest.mark.parametrize("crc", [False, True])
-def test_the_hottest_pages_are_preloaded(tmp_path: Path, make: Make, host_policy: str, crc: bool) -> None:
+@contextmanager
+def extents_of(device: Device, table: RawTable) -> Iterator[PinnedExtentReader]:
+    with (
+        open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine,
+        PinnedExtentReader(device, engine, table.shard_paths) as reader,
+    ):
+        yield reader
+
+
+@pytest.mark.parametrize(
+    ("by", "host_policy"),
+    [("extents", "lookahead"), ("engine", "static"), ("engine, with checksums", "lookahead")],
+)
+def test_the_hottest_pages_are_preloaded(
+    tmp_path: Path, make: Make, device: Device, by: str, host_policy: str
+) -> None:
     rng = np.random.default_rng(3)
     table = write_raw_table(tmp_path, make_rows(200, 128), page_bytes=512, shards=3)
+    crc = "checksums" in by
     if crc:
         sums = _core.crc32c(np.ascontiguousarray(table.rows.view(torch.uint8).numpy()))
         table.checksums = lambda: sums  # type: ignore[attr-defined]
     heat = rng.integers(0, 256, 200).astype(np.uint8)
-    cache = make(table, 30, 25, heats={table.name: heat}, host_policy=host_policy, check_crc=crc)
+    with extents_of(device, table) as reader:
+        options = {"reader": reader} if by == "extents" else {"check_crc": crc}
+        cache = make(table, 30, 25, heats={table.name: heat}, host_policy=host_policy, **options)
     words = cache.page_words(table.name)
     resident = np.flatnonzero(words >> np.uint64(63))
     assert len(resident) == 55
@@ -339,10 +225,15 @@ def test_lines_that_are_never_replaced_are_filled_even_without_heat(tmp_path: Pa
     assert cache.stats()[table.name]["hits"] == 20
 
 
-def test_a_hot_page_that_cannot_be_read_stays_out_of_the_cache(tmp_path: Path, make: Make) -> None:
+@pytest.mark.parametrize(("by", "preloaded"), [("engine", 40), ("extents", 0)])
+def test_a_hot_page_that_cannot_be_read_stays_out_of_the_cache(
+    tmp_path: Path, make: Make, device: Device, by: str, preloaded: int
+) -> None:
     table = write_raw_table(tmp_path, make_rows(50, 128), page_bytes=512)
     table.shard_paths[0].write_bytes(table.shard_paths[0].read_bytes()[: 40 * 512])
-    cache = make(table, 50, heats={table.name: np.full(50, 3, np.uint8)})
-    assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(63)) == 40
+    with extents_of(device, table) as reader:
+        options = {"reader": reader} if by == "extents" else {}
+        cache = make(table, 50, heats={table.name: np.full(50, 3, np.uint8)}, **options)
+    assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(63)) == preloaded
     cache.audit()
     check(cache, [table], [{table.name: torch.arange(40)}], 0, 1)

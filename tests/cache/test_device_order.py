@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +21,6 @@ from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
-from gids.cache.device.kernels import CacheKernels
-from gids.cache.device.reads import COPY_BUFFERS
-from gids.cache.device.state import MissPool
 from gids.cuda import MadeOn
 
 
@@ -76,51 +72,6 @@ def test_rows_are_complete_when_gather_returns(
     assert stats["steps"] == 15
     assert stats["pages"] == sum(len(torch.unique(b[table.name])) for b in batches)
     assert stats["misses"] == stats["loads"] + stats["bypasses"]
-
-
-def test_a_round_is_copied_while_kernels_take_the_one_before(
-    table: RawTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cache's stream is far behind; copies fill both buffers, and wait for it then."""
-    device, done = LateDevice(0), list[str]()
-    launch, copy = device.launch, device.copy_from_host
-
-    def launch_and_note(stream: Any, unit: str, kernel: str, *args: Any) -> None:
-        launch(stream, unit, kernel, *args)
-        stream.put(partial(done.append, kernel))
-
-    def copy_and_note(stream: Any, to: torch.Tensor, address: int) -> None:
-        copy(stream, to, address)
-        if to.dtype == torch.uint8:
-            stream.put(partial(done.append, "pages"))
-
-    with opened(device, table, transfer="copy", rounds_max=4) as cache:
-        monkeypatch.setattr(device, "launch", launch_and_note)
-        monkeypatch.setattr(device, "copy_from_host", copy_and_note)
-        monkeypatch.setattr(late_device, "PATIENCE_S", 10.0)
-        monkeypatch.setattr(cache._reads._queue, "round_max", 4)  # no round goes around the ring's end
-        ids = {table.name: torch.arange(25)}
-        cache._usual_rounds[table.name] = 4  # which plan() posts
-        cache.enter(0, ids)
-        cache.plan(0)
-        s = cache._steps[0]
-        s.counted.synchronize()  # type: ignore[union-attr]
-        cache.stream.synchronize()
-        done.clear()
-        cache.stream.slow = True
-        cache._finish(s)
-        end = time.monotonic() + 10
-        while done.count("pages") < COPY_BUFFERS and time.monotonic() < end:
-            device._work()
-        for _ in range(200):
-            device._work()
-        assert done == ["pages"] * COPY_BUFFERS, "no kernel has run, and no third buffer was filled"
-        cache.stream.slow = False
-        features, error = cache.gather(0)
-        assert error is None
-        assert torch.equal(features[table.name], table.rows[:25])
-        assert done.count("gids_fill_lines") == done.count("pages") > COPY_BUFFERS
-        cache.retire(0)
 
 
 def test_ids_made_on_another_stream_do_not_wait_for_the_current_one(
@@ -176,24 +127,6 @@ def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawT
             assert torch.equal(features[table.name], table.rows[torch.tensor(ids)])
     assert not marked(cache, table)
     cache.audit()
-
-
-def test_larger_miss_buffers_do_not_wait_for_the_stream() -> None:
-    device = LateDevice(seed=1)
-    released = LateEvent(device)
-    stream = device.new_stream()
-    pool = MissPool(device, CacheKernels(device, stream), 1000)
-    stream.wait_event(released)
-    with device.use(stream):
-        buffers = pool.take(300)
-    written = [t.data_ptr() for t in (buffers.keys, buffers.values, buffers.requests, *buffers.arrays)]
-    written.insert(2, len(buffers.keys) - 1)
-    seen = list((ctypes.c_int64 * len(written)).from_address(buffers.record.data_ptr()))
-    assert seen != written, "written by a copy that waits for the stream"
-    released.passed = True
-    stream.synchronize()
-    assert buffers.record.tolist() == written
-    device.close()
 
 
 def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTable) -> None:

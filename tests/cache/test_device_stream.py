@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import weakref
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
-from gids.cache.device.state import miss_bytes
 from gids.cuda.device import Device
-from gids.errors import MemoryBudgetError, StorageError
+from gids.errors import MemoryBudgetError
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.readers import CacheReader
 
@@ -60,64 +58,8 @@ def windowed(
     return EpochStream(Sampled(batches), reader, lambda batch: batch)
 
 
-def test_plan_collects_only_for_the_next_two_minibatches(cache: DeviceFeatureCache, table: RawTable) -> None:
-    in_flight = []
-    for step in range(5):
-        cache.enter(step, {table.name: torch.arange(50 * step, 50 * step + 50)})
-        cache.plan(step)
-        in_flight.append(cache._queue.stats()["uncollected"])
-    assert in_flight == [1, 1, 1, 2, 3]
-    cache.cancel()
-
-
-def test_minibatches_that_miss_nothing_do_not_use_the_queue(
-    cache: DeviceFeatureCache, table: RawTable
-) -> None:
-    def run(ids: list[torch.Tensor]) -> int:
-        before = cache._queue.stats()["posted"]
-        for given, (_, features) in zip(
-            ids, windowed(cache, [{table.name: i} for i in ids], 2, 2), strict=True
-        ):
-            assert torch.equal(features[table.name].cpu(), table.rows[given])
-        return cache._queue.stats()["posted"] - before
-
-    hot, other = torch.arange(60), torch.arange(300, 320)
-    assert run([hot]) == 1
-    assert run([hot] * 5) <= 1  # the first plan posts as many rounds as the last one needed
-    assert run([hot, other, hot, hot]) <= 2
-
-
 def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, table: RawTable) -> None:
     assert set(cache._host.stats()[table.name]) <= set(cache.stats()[table.name])
-
-
-def test_device_memory_is_lines_page_words_window_and_a_constant(make: Make, table: RawTable) -> None:
-    cache = make(table, 12, 7)
-    memory = cache.memory()
-    assert memory["lines"] == 12 * 4096
-    assert memory["page tables"] == 8 * table.page_count
-    assert memory["line owners"] == 8 * (12 + 7)
-    assert memory["window"] == memory["outputs"] == 0
-    assert memory["host lines"] == 7 * 4096
-    assert memory["staging"] >= 32 * 4096
-    assert memory["queue"] + memory["scratch"] < 1 << 16
-    ids = {table.name: torch.arange(300)}
-    for step in range(5):
-        cache.enter(step, ids)
-    assert cache.memory()["window"] == 5 * 300 * 8
-    cache.plan(0)
-    assert cache.memory()["outputs"] == 300 * 400
-    for step in range(5):
-        if step:
-            cache.plan(step)
-        cache.gather(step)
-        cache.retire(step)
-    after = cache.memory()
-    # Room for all pages, which 300 rows may miss, for one minibatch, as no other one is read.
-    assert after["scratch"] - memory["scratch"] == miss_bytes(table.page_count)
-    assert after["window"] == after["outputs"] == 0
-    for name in ("lines", "page tables", "line owners", "queue", "host lines", "staging"):
-        assert after[name] == memory[name]
 
 
 def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
@@ -178,47 +120,6 @@ def test_a_stream_that_is_collected_while_its_steps_are_cancelled(
     assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
     for batch, features in windowed(cache, batches_of(table, 4), 2, 2):
         assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
-
-
-class SlowReader:
-    """An ExtentReader on plain arrays that records its extents."""
-
-    name = "plain"
-
-    def __init__(self, paths: list[Path], failing: int = -1) -> None:
-        self._files = [np.fromfile(path, np.uint8) for path in paths]
-        self._failing = failing
-        self.extents: list[tuple[int, int, int]] = []
-
-    def read(self, files, offsets, lengths, out, out_offsets) -> None:  # type: ignore[no-untyped-def]
-        assert out.dtype == torch.uint8
-        assert out.dim() == 1
-        for file, offset, length, out_offset in zip(files, offsets, lengths, out_offsets, strict=True):
-            if file == self._failing:
-                raise StorageError(errno.EIO, "cannot read", "x", int(offset))
-            self.extents.append((int(file), int(offset), int(length)))
-            out[out_offset : out_offset + length] = torch.from_numpy(
-                self._files[file][offset : offset + length]
-            )
-
-
-def test_hot_pages_are_read_in_the_order_of_the_files(make: Make, tmp_path: Path) -> None:
-    table = write_raw_table(tmp_path, torch.randn(300, 128), page_bytes=512, shards=2)
-    heat = np.zeros(300, np.uint8)
-    heat[20:60] = 5
-    heat[[0, 100, 102, 299]] = 9
-    hot = np.flatnonzero(heat)
-    for failing, hits in ((-1, len(hot)), (1, 0)):
-        reader = SlowReader(table.shard_paths, failing)
-        cache = make(table, 60, heats={table.name: heat}, reader=reader)
-        if failing < 0:
-            in_files = [*hot[hot % 2 == 0], *hot[hot % 2 == 1]]
-            assert reader.extents == [(page % 2, page // 2 * 512, 512) for page in in_files]
-        assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(62)) == hits
-        cache.audit()
-        for _, features in windowed(cache, [{table.name: torch.from_numpy(hot)}], 0, 1):
-            assert torch.equal(features[table.name].cpu(), table.rows[hot])
-        assert cache.stats()[table.name]["hits"] == hits
 
 
 def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:

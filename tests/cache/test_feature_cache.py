@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cache_runs import FLOATS, Make, check, make_rows, marked, rows_of, run
+from cache_runs import FLOATS, Make, check, make_rows, rows_of, run
 from children import ended, resident_bytes
 from datasets import same_bits
+from engines import URING
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 import gids
@@ -25,8 +26,6 @@ from gids import _core
 from gids.cache import FeatureCache
 from gids.cache.output_dtype import check_out_dtype
 from gids.io import open_engine
-
-ENGINES = ["uring", "threads", "mmap"]
 
 
 @pytest.fixture
@@ -174,31 +173,8 @@ def test_minibatches_stay_within_their_memory(
     assert memory["window"] > 0
 
 
-def test_reading_through_two_tables_at_once_shares_the_workers(tmp_path: Path, make: Make) -> None:
-    tables = [write_raw_table(tmp_path, make_rows(1000, 1024, seed=i), name=f"t{i}") for i in range(2)]
-    cache = make(tables, 1000, threads=4)
-    everything = {t.name: torch.arange(1000) for t in tables}
-    cache.enter(0, everything)
-    cache.plan(0)
-    cache.gather(0)
-    cache.retire(0)
-    wrong: list[str] = []
-
-    def read_all(table: RawTable) -> None:
-        for _ in range(15):
-            features, error = cache.read_through({table.name: everything[table.name]})
-            if error or not same_bits(features[table.name], table.rows):
-                wrong.append(table.name)
-
-    readers = [threading.Thread(target=read_all, args=(t,)) for t in tables]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    assert not wrong
-
-
-def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [URING, "threads", "mmap"])
+def test_ctrl_c_ends_reading_through(tmp_path: Path, kind: str) -> None:
     pages, path = 1_000_000, tmp_path / "sparse.bin"
     with path.open("wb") as file:
         file.truncate(512 * pages)
@@ -206,7 +182,7 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
 
     def read() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        engine = open_engine([path], "threads", depth=1, direct=False, max_read_bytes=512, max_merge_bytes=0)
+        engine = open_engine([path], kind, depth=1, direct=False, max_read_bytes=512, max_merge_bytes=0)
         cache = FeatureCache(engine, [table], lines={"t": 0}, heats={})  # type: ignore[list-item]
 
         def interrupt() -> None:
@@ -262,36 +238,6 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path, make: Make) -> None:
     cache.audit()
 
 
-def test_two_threads_may_cancel_at_once(tmp_path: Path) -> None:
-    """One drops the stream whose steps are live, and another one frees the cache."""
-    table = write_raw_table(tmp_path, make_rows(20_000, 64))
-    ids, threads = {table.name: torch.arange(20_000)}, 4
-
-    def cancel_at_once() -> None:
-        with Make(None) as make:
-            cache, errors, start = make(table, 100), list[BaseException](), threading.Barrier(threads)
-
-            def cancel() -> None:
-                start.wait()
-                try:
-                    cache.cancel()
-                except BaseException as error:
-                    errors.append(error)
-
-            for _ in range(10):
-                for step in range(cache.next_step, cache.next_step + 16):
-                    cache.enter(step, ids)
-                cancelling = [threading.Thread(target=cancel) for _ in range(threads)]
-                for thread in cancelling:
-                    thread.start()
-                for thread in cancelling:
-                    thread.join()
-                assert not errors
-            cache.audit()
-
-    ended(cancel_at_once)
-
-
 def test_a_step_that_cannot_be_submitted_leaves_no_page_loading(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(300, 1024))
     cache = make(table, 100)
@@ -323,15 +269,6 @@ def test_a_cache_may_be_dropped_while_reads_are_in_flight(tmp_path: Path) -> Non
         cache.plan(0)
         del cache, engine
         gc.collect()
-
-
-def test_an_id_out_of_range_is_refused_when_its_step_enters(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(64, 16))
-    cache = make(table, 4)
-    with pytest.raises(IndexError, match="id 64 at position 0 is out of range for a table of 64 rows"):
-        cache.enter(0, {table.name: torch.tensor([64])})
-    assert not marked(cache, table)
-    cache.enter(0, {table.name: torch.tensor([1])})  # step 0 was not entered
 
 
 def test_rows_are_converted_to_floats_only() -> None:

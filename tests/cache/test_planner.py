@@ -130,19 +130,6 @@ def test_int32_pages_are_refused_not_converted() -> None:
         _core.Planner(10, 4).enter(0, np.array([1], np.int32))
 
 
-def test_steps_out_of_order_are_refused() -> None:
-    planner = _core.Planner(10, 4)
-    one = np.array([1], np.int64)
-    planner.enter(0, one)
-    with pytest.raises(RuntimeError, match="order"):
-        planner.enter(2, one)
-    planner.enter(1, one)
-    with pytest.raises(RuntimeError, match="order"):
-        planner.plan(1)
-    with pytest.raises(RuntimeError, match="order"):
-        planner.retire(1)
-
-
 def test_an_unknown_policy_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="lookahead, window-pin, random, lru, static"):
         _core.Planner(10, 4, "mru")

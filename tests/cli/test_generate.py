@@ -110,7 +110,3 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic, "_write_features", fail)
     assert main(["generate", str(tmp_path / "g"), *SMALL]) == 130
     assert list(tmp_path.iterdir()) == []
-
-
-def test_split_of_all_nodes_is_taken_whatever_the_rounding_of_its_sum(tmp_path):
-    generate(tmp_path / "g", "--split", "0.34,0.55,0.11")  # 1.0000000000000002

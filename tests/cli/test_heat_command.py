@@ -1,7 +1,5 @@
 """`gids heat`: each method, its options and its errors."""
 
-import json
-
 import numpy as np
 import pytest
 from commands import gids
@@ -58,14 +56,6 @@ def test_sampled_counts_are_stored_and_quiet_is_quiet(dataset, capfd):
     assert np.array_equal(store.heat("sampled", "paper"), expected["paper"])
 
 
-def test_info_lists_the_methods(dataset, capsys):
-    gids("heat", dataset, "--method", "reverse-pagerank", "--quiet")
-    gids("info", dataset)
-    assert "  author  7  heat reverse-pagerank, out-degree\n" in capsys.readouterr().out
-    gids("info", dataset, "--json")
-    assert json.loads(capsys.readouterr().out)["nodes"][0]["heat"] == ["reverse-pagerank", "out-degree"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -79,7 +69,6 @@ def test_info_lists_the_methods(dataset, capsys):
             "exclude each other: remove one",
         ),
         (["--method", "reverse-pagerank", "--damping", "1.5"], "damping=1.5"),
-        (["--method", "sampled", "--fanouts", "0"], "fanouts=[0]"),
         (["--method", "sampled", "--fanouts", "3", "--batches", "0"], "batches=0"),
     ],
 )
@@ -98,8 +87,3 @@ def test_unreadable_options_are_refused(dataset, capsys):
         with pytest.raises(SystemExit):
             main(["heat", str(dataset), *arguments])
     assert "'3,x' is not a list of fanouts such as 10,5,5" in capsys.readouterr().err
-
-
-def test_missing_dataset_is_an_error(tmp_path, capsys):
-    assert main(["heat", str(tmp_path / "none.gids"), "--method", "sampled"]) == 2
-    assert capsys.readouterr().err.startswith(f"gids heat: no dataset at {tmp_path}/none.gids")

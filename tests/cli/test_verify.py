@@ -135,11 +135,8 @@ def test_what_is_no_dataset_is_an_error(tmp_path, capsys):
         assert main(["verify", str(path)]) == 2
         error = f"gids verify: {path} has no manifest.json; is it a gids dataset? `gids convert` makes one\n"
         assert capsys.readouterr() == ("", error)
-
-
-def test_missing_dataset_is_an_error(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "none.gids")]) == 2
-    assert capsys.readouterr().err == f"gids verify: no dataset at {tmp_path}/none.gids\n"
+    assert capsys.readouterr() == ("", f"gids verify: no dataset at {tmp_path}/none.gids\n")
 
 
 KINDS = {

@@ -46,10 +46,6 @@ extern "C" __global__ void leave_a_lane_out(u32* to) {
 
 extern "C" __global__ void ask_with_a_foreign_mask(u32* to) { to[threadIdx.x] = __ballot_sync(0xffffu, 1); }
 
-extern "C" __global__ void hear_from_nobody(u32* to) {
-  if (threadIdx.x < 16) to[threadIdx.x] = __shfl_sync(0xffffu, threadIdx.x, 20);
-}
-
 extern "C" __global__ void wait_for_ever(u32* word) {
   while (gids::local_ref<u32>(*word).load(gids::memory_order_relaxed) == 0) __nanosleep(100);
 }

@@ -12,8 +12,6 @@ import pytest
 from gids.cuda.compiler import Compiler, Sources, cache_folder, installed_sources, open_compiler
 
 NATIVE = Path(__file__).parents[2] / "native"
-UNITS = sorted(path.relative_to(NATIVE).as_posix() for path in NATIVE.glob("*/*.cu"))
-UNIT = str(Path(__file__).parent / "kernels.cu")
 
 
 class FakeNvrtc:
@@ -182,25 +180,3 @@ def test_the_installed_sources_are_those_of_the_repository() -> None:
     sources = installed_sources()
     for path in [*NATIVE.glob("*/*.cu"), *(NATIVE / "include").rglob("*.h")]:
         assert (sources.root / path.relative_to(NATIVE)).read_text() == path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("unit", "target"),
-    [(UNIT, "sm_75"), (UNIT, "compute_90"), *((unit, "sm_90") for unit in UNITS)],
-    ids=lambda value: Path(value).name,
-)
-def test_the_installed_cupy_compiles(
-    unit: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("cupy", reason="no CuPy: pip install 'cupy-cuda13x[ctk]'")
-    monkeypatch.setenv("GIDS_KERNEL_CACHE", str(tmp_path))
-    compiler = open_compiler(installed_sources())
-    code = compiler.compile(compiler.sources.unit(unit), target)
-    assert code[:4] == b"\x7fELF" if target.startswith("sm_") else b".target sm_90" in code
-    assert compiler.compile(compiler.sources.unit(unit), target) == code
-
-
-def test_cupy_uses_the_same_cccl_folder() -> None:
-    core = pytest.importorskip("cupy._core.core", reason="no CuPy: pip install 'cupy-cuda13x[ctk]'")
-    options = core.assemble_cupy_compiler_options(("-std=c++20",))
-    assert f"-I{open_compiler(installed_sources())._cccl}" in options

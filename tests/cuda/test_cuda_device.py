@@ -21,7 +21,6 @@ import pytest
 import torch
 
 import gids.cuda.cuda_device as opening
-from gids import cuda
 from gids.cuda.compiler import Sources
 from gids.cuda.cuda_device import CudaDevice
 from gids.cuda.driver import CudaError, Libcuda
@@ -381,28 +380,6 @@ def test_a_tensor_of_the_host_needs_no_hand_over(made: CudaDevice) -> None:
     made.hand_over(torch.zeros(3), STREAM, STREAM)
 
 
-def test_memory_that_torch_keeps_unused_is_free(made: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    used, waiting, free = "active_allocated", "active_pending_free", "inactive"
-
-    def segment(
-        *states: str, device: int = 0, pool: tuple[int, int] = (0, 0), expandable: bool = False
-    ) -> dict[str, Any]:
-        blocks = [{"state": state, "size": 1 << i} for i, state in enumerate(states)]
-        pools = {"segment_pool_id": pool, "is_expandable": expandable}
-        return {"device": device, "blocks": blocks, **pools}
-
-    segments = [
-        segment(free, waiting),  # 3 bytes
-        segment(free, used, free),
-        segment(free, used, free, expandable=True),  # 5 bytes
-        segment(free, device=1),
-        segment(free, pool=(0, 7)),  # of a CUDA graph
-    ]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    assert made.memory_info() == (1008, 2000)
-
-
 def test_large_memory_is_the_drivers_and_torch_keeps_its_own(
     made: CudaDevice, stub: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, record: Record
 ) -> None:
@@ -446,14 +423,6 @@ def test_streams_wait_with_the_v2_function(
     assert record() == [f"wait stream abc 1000000007008 >= 4000000000000005 flags 0 in {CONTEXT}"]
     other = CudaDevice(1, driver, compiler)
     assert not other.wait_value(STREAM, 0x1000000007008, 1), "its attribute says that it cannot"
-    assert record() == []
-
-
-def test_mapped_host_memory_is_copied_by_a_copy_engine(made: CudaDevice, record: Record) -> None:
-    to = torch.zeros(3, dtype=torch.int64)
-    made.copy_from_host(STREAM, to, 0x7008)
-    assert record() == [f"copy 24 from 7008 to {to.data_ptr():x} stream abc in {CONTEXT}"]
-    made.copy_from_host(STREAM, to[:0], 0x7008)
     assert record() == []
 
 
@@ -545,14 +514,3 @@ def test_ptx_that_the_driver_cannot_read_is_refused(
         opening.open_cuda("cuda:0", load=with_cuda)
     monkeypatch.setattr(compiler, "version", (13, 1))
     assert opening.open_cuda("cuda:0", load=with_cuda).name == "Stub 100"
-
-
-def test_open_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(RuntimeError, match="CUDA build of torch"):
-        cuda.open_device()
-    with pytest.raises(ValueError, match=r"device must be 'cuda' .*got 'cpu'"):
-        cuda.open_device("cpu")
-    assert cuda.Device.__module__ == "gids.cuda.device"
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        cuda.nothing  # noqa: B018

@@ -25,8 +25,6 @@ import gids.distributed
 from gids.cuda.device import Device, MadeOn, Mapping
 from gids.cuda.host_memory import host_memory
 from gids.store import Table
-from gids.trace import record
-from gids.trace.timeline import Timeline
 from gids.write import DatasetWriter
 
 NODES, EDGE_ROWS = 700, 48
@@ -149,16 +147,13 @@ def of_dgl_nodes(source: gids.Source) -> tuple[Any, Made]:
 LOADERS = [of_nodes, of_edges, of_features, of_pyg_nodes, of_dgl_nodes]
 
 
-def check(device: LateDevice, source: gids.Source, make: Any, rows: Rows, observe: Any = None) -> int:
+def check(device: LateDevice, source: gids.Source, make: Any, rows: Rows) -> int:
     """Compare the rows of two epochs with the tables, beside a late stream of training."""
     training, count = device.new_stream(), 0
     with source:
-        for epoch in range(2):
+        for _ in range(2):
             loader, minibatches = make(source, device) if make is of_features else make(source)
-            features = getattr(getattr(loader, "_loader", loader), "feature_loader", loader)
             with device.use(training):
-                if observe is not None and not epoch:
-                    minibatches = observed(minibatches, observe(features))
                 for nodes, edges, features in minibatches:
                     training.put(lambda: None)
                     for name, found in features.items():
@@ -170,11 +165,6 @@ def check(device: LateDevice, source: gids.Source, make: Any, rows: Rows, observ
     return count
 
 
-def observed(minibatches: Made, watching: Any) -> Made:
-    with watching:
-        yield from minibatches
-
-
 @pytest.mark.few(4)
 @pytest.mark.parametrize("reads", ["random", "pack"])
 @pytest.mark.parametrize("make", LOADERS, ids=lambda make: make.__name__)
@@ -182,23 +172,6 @@ def test_minibatches_of_a_loader_are_waited_for(
     late: LateDevice, path: Path, rows: Rows, make: Any, reads: Any
 ) -> None:
     assert check(late, gids.open(path, reads=reads, **tuned(OPTIONS)), make, rows) >= 10
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("of", "reads"),
-    [("pages", "random"), ("rows", "random"), ("rows", "pack"), ("stages", "random"), ("stages", "pack")],
-)
-def test_observers_wait_for_the_ids_that_they_see(
-    late: LateDevice, path: Path, rows: Rows, tmp_path: Path, reads: Any, of: str
-) -> None:
-    def watch(loader: gids.FeatureLoader) -> Any:
-        if of == "stages":
-            return Timeline().follow(loader)
-        return record(loader, tmp_path / "of.trace", rows=of == "rows")
-
-    for make in (of_nodes, of_features):
-        assert check(late, gids.open(path, reads=reads, **tuned(OPTIONS)), make, rows, watch) >= 10
 
 
 @pytest.mark.few(1)

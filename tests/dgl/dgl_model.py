@@ -176,15 +176,14 @@ def make(kind, data, tmp_path):
 
 
 class OwnSampler(dgl.dataloading.Sampler):
-    """A sampler of the user's own, which declares nothing. mark: changes a subgraph of the seeds, and returns
-    the minibatch."""
+    """A sampler of the user's own, which declares nothing. draw: makes a minibatch of the graph and seeds."""
 
-    def __init__(self, mark):
+    def __init__(self, draw):
         super().__init__()
-        self.mark = mark
+        self.draw = draw
 
     def sample(self, g, indices):
-        return self.mark(g.subgraph(indices), indices)
+        return self.draw(g, indices)
 
 
 SAINT_BUDGET = {"saint-node": 40, "saint-edge": 40, "saint-walk": (10, 3)}

@@ -1,10 +1,7 @@
 """gids.dgl.DataLoader: what it adds to DGL's, what it keeps of it, and what it refuses."""
 
 import errno
-import gc
 import multiprocessing
-import warnings
-from types import SimpleNamespace
 
 import dgl_model as model
 import pytest
@@ -12,8 +9,6 @@ import torch
 from emulator import EmulatedDevice
 
 import gids.dgl
-from gids.store import FeatureStore
-from gids.write import DatasetWriter
 
 import dgl  # isort: skip
 from dgl.dataloading import DataLoader as StockLoader  # before enable(), as user code has it
@@ -37,37 +32,6 @@ def check(loader, data, count=None):
         assert model.assert_rows_equal_source(batch, data) > 0
 
 
-@pytest.mark.parametrize("scale", ["row", "column"])
-def test_int8_with_a_scale_comes_as_float32(homogeneous, tmp_path, scale):
-    graph, path = homogeneous.graph, tmp_path / "small.gids"
-    (ntype,), (relation,) = graph.ntypes, graph.canonical_etypes
-    with DatasetWriter(path) as writer:
-        nodes, edges = torch.randn(graph.num_nodes(), 12), torch.randn(graph.num_edges(), 3)
-        writer.write_table("node", ntype, "feat", nodes, dtype=torch.int8, scale=scale)
-        writer.write_table("edge", relation, "weight", edges, dtype=torch.int8, scale=scale)
-    store = FeatureStore(path)
-    columns = {
-        (table.kind, table.type, table.key): table.read_rows(range(table.row_count))
-        for table in store.tables.values()
-    }
-    assert all(rows.dtype == torch.float32 for rows in columns.values())
-    sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"], prefetch_edge_feats=["weight"])
-    loader = gids.dgl.DataLoader(graph, homogeneous.seeds, sampler, gids=path, batch_size=16)
-    for batch in loader:
-        assert model.assert_rows_equal_source(batch, SimpleNamespace(columns=columns)) == 3
-    loader.close()
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_drop_last_and_length(homogeneous, sampler, drop_last, num_workers):
-    options = {"batch_size": 32, "drop_last": drop_last, "num_workers": num_workers}
-    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options)
-    stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options)
-    assert len(loader) == len(stock) == len(list(loader)) == len(list(stock))
-    loader.close()
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_leaving_an_epoch_and_starting_another(homogeneous, sampler, num_workers):
     options = {"batch_size": 8, "num_workers": num_workers, "persistent_workers": num_workers > 0}
@@ -81,22 +45,12 @@ def test_leaving_an_epoch_and_starting_another(homogeneous, sampler, num_workers
     loader.close()
 
 
-def test_two_iterators_at_once(homogeneous, sampler):
-    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=8)
-    count = 0
-    for first, second in zip(loader, loader, strict=True):
-        assert model.assert_rows_equal_source((first, second), homogeneous) == 6
-        count += 1
-    assert count == len(loader)
-    loader.close()
-
-
 def test_one_process_of_distributed_training(homogeneous, sampler, tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
     try:
-        options = {"batch_size": 16, "shuffle": True, "use_ddp": True}
+        options = {"batch_size": 16, "shuffle": True, "use_ddp": True, "drop_last": True}
         ours = model.epochs(model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options), 2)
         stock = model.epochs(model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options), 2)
         for ours_epoch, stock_epoch in zip(ours, stock, strict=True):
@@ -206,17 +160,6 @@ def test_after_close_it_cannot_be_iterated(homogeneous, sampler):
         iter(loader)
 
 
-def test_stats_count_the_rows_and_the_cache_stays_warm(homogeneous, sampler):
-    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16)
-    list(loader)
-    read = loader.stats()["pages_read"]
-    assert read > 0
-    list(loader)
-    assert loader.stats()["pages_read"] == read  # everything fits
-    assert loader.stats()["hit_ratio"] > 0.5
-    loader.close()
-
-
 def test_dropping_a_loader_stops_its_workers(homogeneous, sampler):
     others = multiprocessing.active_children()
     loader = model.gids_loader(
@@ -227,24 +170,6 @@ def test_dropping_a_loader_stops_its_workers(homogeneous, sampler):
     assert len(workers) == 2
     del loader
     assert not any(worker.is_alive() for worker in workers)
-
-
-def collect_garbage(worker_id):
-    gc.collect()
-
-
-def test_a_worker_may_collect_a_loader_that_was_garbage_when_it_forked(homogeneous, sampler):
-    gc.disable()
-    try:
-        holder = [model.gids_loader(homogeneous, homogeneous.seeds, sampler, threads=2)]
-        list(holder[0])
-        holder.append(holder)
-        del holder
-        options = {"num_workers": 2, "worker_init_fn": collect_garbage, "timeout": 60}
-        stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, batch_size=8, **options)
-        assert len(list(stock)) == len(stock)
-    finally:
-        gc.enable()
 
 
 # Tables that the sampler does not ask for
@@ -272,17 +197,6 @@ def test_gids_feats_fill_a_subgraph(homogeneous):
     for subgraph in loader:
         assert set(subgraph.ndata) == {"feat", "label", dgl.NID}
         assert model.assert_rows_equal_source(subgraph, homogeneous) == 2
-
-
-class OfASubgraph(dgl.dataloading.Sampler):
-    """Its blocks have dgl.NID and dgl.EID of a subgraph, as in DGL's guide to samplers. dgl.reverse evaluates
-    the columns."""
-
-    def sample(self, graph, nodes):
-        subgraph = graph.subgraph(torch.cat([nodes, torch.arange(100, 200)]).unique())
-        subgraph = dgl.reverse(subgraph, copy_edata=True)
-        seeds = subgraph.nodes()[:8]
-        return [dgl.to_block(dgl.sampling.sample_neighbors(subgraph, seeds, 3), seeds)]
 
 
 @pytest.mark.parametrize("feats", [None, ["_N._E._N.weight"]])
@@ -332,82 +246,130 @@ def test_packs_deliver_what_the_sampler_sets_for_each_minibatch(homogeneous, fea
         assert loader.stats()["packs"]["minibatches"] == len(loader)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_packs_of_a_subgraph_whose_columns_are_read_or_removed_meanwhile(homogeneous, tmp_path, num_workers):
-    """DGL slices its columns when they are first read."""
-    whole = homogeneous.full.clone()
-    whole.ndata["number"], whole.ndata["removed"] = torch.arange(300), torch.zeros(300)
-    graph = whole.subgraph(torch.arange(50, 250))
-    feat = graph.ndata.pop("feat")
-    graph.ndata["removed"] = graph.ndata.pop("removed")
-    del graph.ndata[dgl.NID], graph.edata[dgl.EID]
-    with DatasetWriter(tmp_path / "sub.gids") as writer:
-        writer.write_table("node", "_N", "feat", feat)
-    sampler = NeighborSampler([3], prefetch_node_feats=["feat"])
-    with gids.open(tmp_path / "sub.gids", reads="pack", memory="16MB") as source:
-        loader = gids.dgl.DataLoader(
-            graph, torch.arange(200), sampler, gids=source, batch_size=20, num_workers=num_workers
-        )
-        for number, (nodes, _, (block,)) in enumerate(loader):
-            if number == 2:
-                assert torch.equal(graph.ndata["number"], torch.arange(50, 250))
-                del graph.ndata["removed"]
-            assert torch.equal(block.srcdata["number"], nodes + 50)
-            assert torch.equal(block.srcdata["feat"], feat[nodes])
-            dict(block.srcdata)
+# dgl.NID and dgl.EID must be ids of the loader's graph
+
+
+def neighborhood(graph, seeds):
+    """A subgraph of the nodes within two hops."""
+    nodes = seeds
+    for _ in range(2):
+        nodes = torch.cat([nodes, graph.in_edges(nodes)[0]]).unique()
+    return graph.subgraph(nodes)
+
+
+def shadow_of_a_shadow(graph, seeds):
+    return neighborhood(neighborhood(graph, seeds), torch.arange(5))
+
+
+def saint_of_a_subgraph(graph, seeds):
+    subgraph = graph.subgraph(torch.cat([seeds, torch.arange(100, 200)]).unique())
+    return subgraph.edge_subgraph(torch.arange(0, subgraph.num_edges(), 2))
+
+
+def blocks_of_a_subgraph(graph, seeds):
+    """As in DGL's guide to samplers."""
+    subgraph = neighborhood(graph, seeds)
+    return dgl.to_block(dgl.sampling.sample_neighbors(subgraph, torch.arange(5), 3), torch.arange(5))
+
+
+def blocks_of_a_frontier(graph, seeds):
+    """Edge ids are those of the frontier, node ids those of the graph."""
+    return dgl.to_block(dgl.sampling.sample_neighbors(graph, seeds, 3), seeds)
+
+
+def with_loops(graph, seeds):
+    return dgl.add_self_loop(neighborhood(graph, seeds), fill_data=7)
+
+
+def with_a_random_edge_more(graph, seeds):
+    subgraph = neighborhood(graph, seeds)
+    return dgl.add_edges(subgraph, torch.arange(9), torch.arange(9).flip(0))
+
+
+def beyond_the_graph(graph, seeds):
+    subgraph = neighborhood(graph, seeds)
+    subgraph.ndata[dgl.NID] += 300
+    return subgraph
+
+
+def of_another_relation(graph, seeds):
+    subgraph = neighborhood(graph, seeds)
+    other = dgl.heterograph({("_N", "near", "_N"): subgraph.edges()}, {"_N": subgraph.num_nodes()})
+    other.ndata[dgl.NID] = subgraph.ndata[dgl.NID]
+    return other
+
+
+def reversed_with_ids(graph, seeds):
+    return dgl.reverse(neighborhood(graph, seeds), copy_edata=True)
+
+
+def twice_batched(graph, seeds):
+    return dgl.batch([neighborhood(graph, part) for part in seeds.split(5)])
+
+
+def of_edges_only(graph, seeds):
+    return graph.edge_subgraph(seeds)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_gids_feats_are_what_stock_slices_from_a_graph_that_has_the_features(homogeneous, num_workers):
-    options = {"batch_size": 10, "num_workers": num_workers}
-    ours = model.gids_loader(
-        homogeneous, homogeneous.seeds, OfASubgraph(), gids_feats=["_N.feat", "_N._E._N.weight"], **options
-    )
-    stock = StockLoader(homogeneous.full, homogeneous.seeds, OfASubgraph(), **options)
-    dgl.seed(0)
-    expected = list(stock)
-    dgl.seed(0)
-    for [got], [block] in zip(ours, expected, strict=True):
-        assert set(got.srcdata) == {"feat", "label", dgl.NID}
-        assert torch.equal(got.srcdata["feat"], block.srcdata["feat"])
-        assert torch.equal(got.edata["weight"], block.edata["weight"])
-
-
-class OfTheGraph(dgl.dataloading.Sampler):
-    """Its minibatches are the loader's graph, whose column it replaces."""
-
-    def sample(self, graph, nodes):
-        graph.ndata["visits"] = graph.ndata["visits"].index_add(0, nodes, torch.ones(10))
-        return graph
-
-
-def test_a_sampler_may_assign_to_the_graph_and_return_it(homogeneous):
+@pytest.mark.parametrize(
+    ("sample", "wrong"),
+    [
+        (neighborhood, ()),
+        (reversed_with_ids, ()),
+        (twice_batched, ()),
+        (of_edges_only, ()),
+        (shadow_of_a_shadow, ("feat", "weight")),
+        (saint_of_a_subgraph, ("feat", "weight")),
+        (blocks_of_a_subgraph, ("feat", "weight")),
+        (with_a_random_edge_more, ("feat", "weight")),
+        (beyond_the_graph, ("feat", "weight")),
+        (of_another_relation, ("feat",)),
+        (blocks_of_a_frontier, ("weight",)),
+        (with_loops, ("weight",)),
+    ],
+)
+def test_a_sampler_of_ones_own_gets_right_rows_or_an_error(homogeneous, sample, wrong, num_workers):
     graph = homogeneous.graph.clone()
-    graph.ndata["visits"] = torch.zeros(300)
-    feats = ["_N.feat", "_N._E._N.weight"]
-    loader = gids.dgl.DataLoader(
-        graph, torch.arange(100), OfTheGraph(), gids=homogeneous.path, gids_feats=feats, batch_size=10
-    )
-    for batch in loader:
-        assert torch.equal(batch.ndata["feat"], homogeneous.full.ndata["feat"])
-        assert torch.equal(batch.edata["weight"], homogeneous.full.edata["weight"])
-    assert set(graph.ndata) == {"label", "visits"}
-    assert graph.ndata["visits"].sum() == 100
+    graph.ndata["number"], graph.edata["number"] = torch.arange(300), torch.arange(1800)
+    for key, frame in (("feat", "ndata"), ("weight", "edata")):
+        if key == "weight" and sample is of_another_relation:
+            continue
+        options = {"gids": homogeneous.path, "gids_feats": key, "batch_size": 10, "num_workers": num_workers}
+        with gids.dgl.DataLoader(graph, homogeneous.seeds, model.OwnSampler(sample), **options) as loader:
+            if key in wrong:
+                with pytest.raises(ValueError, match=r"not in the loader's graph.*LazyFeature\(name, ids\)"):
+                    next(iter(loader))
+                continue
+            for batch in loader:
+                data = batch.srcdata if batch.is_block and frame == "ndata" else getattr(batch, frame)
+                rows = getattr(homogeneous.full, frame)[
+                    key
+                ]  # "number" is sliced by DGL, from the whole graph
+                if sample is not with_loops:  # "number" is sliced by DGL, from the whole graph
+                    assert torch.equal(data[key], rows[data["number"]])
+                assert torch.equal(data[key], rows[data[dgl.NID]])
 
 
-def add_loops(subgraph, _):
-    return dgl.add_self_loop(subgraph, fill_data=7)
+def test_an_edge_of_a_graph_with_all_pairs_is_told_by_its_id(tmp_path):
+    """Each pair of nodes of a subgraph is an edge there, too."""
+    u, v = torch.meshgrid(torch.arange(20), torch.arange(20), indexing="ij")
+    graph = dgl.graph((u.flatten(), v.flatten()))
+    rows = {("edge", ("_N", "_E", "_N"), "weight"): torch.arange(400.0)}
+    store = model.write(tmp_path / "all.gids", graph, rows)
+    sampler = model.OwnSampler(blocks_of_a_subgraph)
+    with gids.dgl.DataLoader(
+        graph, torch.tensor([11, 7]), sampler, gids=store, gids_feats="weight"
+    ) as loader:
+        with pytest.raises(ValueError, match="with these ids"):
+            next(iter(loader))
 
 
-def test_edges_that_a_sampler_adds_have_no_rows(homogeneous):
-    sampler = model.OwnSampler(add_loops)
-    nodes = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=20, gids_feats=["_N.feat"])
-    check(nodes, homogeneous)
-    edges = model.gids_loader(
-        homogeneous, homogeneous.seeds, sampler, batch_size=20, gids_feats=["_N._E._N.weight"]
-    )
-    with pytest.raises(KeyError, match="let the sampler add none"):
-        next(iter(edges))
+def test_a_minibatch_that_asks_for_nothing_names_the_two_ways_to_ask(homogeneous):
+    for sampler in (NeighborSampler([3]), NeighborSampler([3], prefetch_labels=["label"])):
+        loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler)
+        with pytest.raises(ValueError, match=r"prefetch_node_feats=.* or the loader gids_feats=.*'_N.feat'"):
+            next(iter(loader))
 
 
 def test_a_table_may_be_named_by_its_key_where_that_says_which(heterogeneous):
@@ -416,16 +378,12 @@ def test_a_table_may_be_named_by_its_key_where_that_says_which(heterogeneous):
     assert "age" in block.srcnodes["author"].data
 
 
-def test_gids_feats_change_nothing_that_the_sampler_asks_for_itself(homogeneous, sampler):
-    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_feats=["_N.feat"])
-    assert model.assert_rows_equal_source(next(iter(loader)), homogeneous) == 3
-
-
 # Samplers of the user's own
 
 
-def with_other_names(subgraph, indices):
+def with_other_names(graph, indices):
     """Nested containers, with a column under another name and of other ids than the graph's."""
+    subgraph = graph.subgraph(indices)
     other = (indices + 7) % 300
     subgraph.ndata["mine"] = dgl.LazyFeature("feat")
     subgraph.ndata["others"] = dgl.LazyFeature("feat", other)
@@ -446,13 +404,15 @@ def test_lazy_features_under_other_names_and_ids(homogeneous, num_workers):
     loader.close()
 
 
-def without_ids(subgraph, indices):
+def without_ids(graph, indices):
+    subgraph = graph.subgraph(indices)
     del subgraph.ndata[dgl.NID]
     subgraph.ndata["feat"] = dgl.LazyFeature("feat")
     return subgraph
 
 
-def with_a_missing_column(subgraph, indices):
+def with_a_missing_column(graph, indices):
+    subgraph = graph.subgraph(indices)
     subgraph.edata["colour"] = dgl.LazyFeature("colour")
     return subgraph
 
@@ -496,12 +456,11 @@ def prefetching(*names):
     [
         (
             KeyError,
-            r"'colour' .* is neither in small.gids \(has '_N.feat', .*'label'",
+            r"'colour' .* is neither in the dataset \(has '_N.feat', .*'label'",
             prefetching("colour"),
             {},
         ),
         (KeyError, r"venue\.feat", prefetching("feat"), {"gids_feats": ["venue.feat"]}),
-        (ValueError, r"nothing asks for a table of small.gids: .*'_N.feat'", NeighborSampler([3]), {}),
         (ValueError, r"CPU-only build.* Install a CUDA build", prefetching("feat"), {"device": "cuda"}),
         (ValueError, r"CPU-only build.* Install a CUDA build", prefetching("feat"), {"use_uva": True}),
         (TypeError, r"needs a dgl.DGLGraph, not dict", prefetching("feat"), {"graph": {}}),
@@ -514,12 +473,6 @@ def test_wrong_arguments_are_refused(homogeneous, error, message, sampler, optio
         gids.dgl.DataLoader(given.pop("graph"), homogeneous.seeds, sampler, **given)
 
 
-def test_a_table_of_a_type_that_the_graph_does_not_have(homogeneous, heterogeneous):
-    options = {"gids": heterogeneous.path, "gids_feats": ["paper.feat"]}
-    with pytest.raises(ValueError, match=r"node type 'paper', which the graph does not have \(has '_N'\)"):
-        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), **options)
-
-
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
@@ -530,10 +483,13 @@ def test_a_table_of_a_type_that_the_graph_does_not_have(homogeneous, heterogeneo
         (ShaDowKHopSampler([3], prefetch_edge_feats=["weight"]), "1800 rows, but the graph has 1799 edges"),
     ],
 )
-def test_features_of_another_graph_are_refused(homogeneous, sampler, message):
+def test_features_of_another_graph_are_refused(homogeneous, heterogeneous, sampler, message):
     other = dgl.add_nodes(dgl.remove_edges(homogeneous.graph, [0]), 1)
     with pytest.raises(ValueError, match=message):
         gids.dgl.DataLoader(other, homogeneous.seeds, sampler, gids=homogeneous.path)
+    options = {"gids": heterogeneous.path, "gids_feats": ["paper.feat"]}
+    with pytest.raises(ValueError, match=r"node type 'paper', which the graph does not have \(has '_N'\)"):
+        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, **options)
 
 
 def test_a_subgraph_with_all_nodes_fits(homogeneous):
@@ -544,12 +500,6 @@ def test_a_subgraph_with_all_nodes_fits(homogeneous):
         gids.dgl.DataLoader(part, torch.arange(150), sampler, gids=homogeneous.path, batch_size=50),
         homogeneous,
     )
-
-
-def test_nothing_warns(homogeneous, sampler):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check(model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16), homogeneous)
 
 
 def test_the_cache_may_lie_on_a_device(heterogeneous, cuda_is):

@@ -69,17 +69,12 @@ def renumbered(graph: Any, perms: dict[str, torch.Tensor]) -> Any:
 
 
 @pytest.mark.parametrize("store_ids", [True, False])
-@pytest.mark.parametrize("algorithm", ["rcmk", "custom"])
 @pytest.mark.parametrize("made", ["coo", "csc", "csr"])
-def test_dgls_reordered_graph(homogeneous, store_ids, algorithm, made):
-    config = {"permute_config": {"nodes_perm": permutation(300)}} if algorithm == "custom" else {}
-    graph = dgl.reorder_graph(
-        homogeneous.graph, algorithm, edge_permute_algo="src", store_ids=store_ids, **config
-    )
+def test_dgls_reordered_graph(homogeneous, store_ids, made):
+    graph = dgl.reorder_graph(homogeneous.graph, "rcmk", edge_permute_algo="src", store_ids=store_ids)
     refused(in_format(graph, made), homogeneous.store, "give the loader the graph from before the reordering")
-    if store_ids:
-        refused(dgl.add_self_loop(graph), homogeneous.store, r"'_ID'\] has their old ids")
-        refused(graph, homogeneous.store, r"'_ID'\] has their old ids", "edge")
+    refused(dgl.add_self_loop(graph), homogeneous.store, "sampled edges")
+    refused(graph, homogeneous.store, "with the same ids", "edge")
     assert ("_ID" in graph.ndata) == store_ids
 
 
@@ -93,7 +88,7 @@ def test_edges_alone_in_another_order(homogeneous):
         serve(in_format(dgl.graph((u, v), num_nodes=300), made), homogeneous.store, "edge")
     subgraph = dgl.edge_subgraph(graph, order, relabel_nodes=False)
     serve(subgraph, homogeneous.store)
-    refused(subgraph, homogeneous.store, r"edges.*'_ID'\] has their old ids", "edge")
+    refused(subgraph, homogeneous.store, "with the same ids", "edge")
 
 
 def test_a_dataset_that_was_made_from_the_reordered_graph(homogeneous, tmp_path):
@@ -107,8 +102,8 @@ def test_a_dataset_that_was_made_from_the_reordered_graph(homogeneous, tmp_path)
     with DatasetWriter(tmp_path / "f.gids") as writer:
         writer.write_table("node", "_N", "feat", graph.ndata["feat"])
     rows_only = FeatureStore(tmp_path / "f.gids")
-    refused(graph, rows_only, "or, if f.gids was made from this graph, delete that column")
-    del graph.ndata[dgl.NID]
+    refused(graph, rows_only, r"dgl.NID has their old ids.* if its nodes have the ids of f.gids all the same")
+    graph.ndata[dgl.NID] = torch.arange(300)
     serve(graph, rows_only)
 
 
@@ -120,8 +115,7 @@ def partly(count: int, share: float) -> torch.Tensor:
     return order
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
-@pytest.mark.parametrize("made", ["coo", "csc", "csr"])
+@pytest.mark.parametrize(("share", "made"), [(0.01, "coo"), (0.1, "csc"), (0.3, "csr")])
 def test_some_nodes_or_edges_in_another_order(homogeneous, share, made):
     store, said = homogeneous.store, r"sampled edges .* \(\d\d.\d%\) are in small.gids"
     graph = renumbered(homogeneous.graph, {"_N": partly(300, share)})
@@ -147,8 +141,6 @@ OTHER_GRAPHS = {
     "reversed": dgl.reverse,
     "both ways": dgl.to_bidirected,
     "fewer edges": lambda g: dgl.remove_edges(g, torch.arange(0, 1800, 2)),
-    "other edges": lambda g: drawn(300, 1801),
-    "a ring": lambda g: dgl.graph((torch.arange(300), (torch.arange(300) + 1) % 300)),
     "no edges": lambda g: dgl.graph(([], []), num_nodes=300),
     "all nodes of it": lambda g: dgl.node_subgraph(g, torch.arange(300)),
     "int32": lambda g: g.int(),
@@ -162,23 +154,21 @@ def test_a_graph_of_other_edges_is_served(homogeneous, name, made):
     serve(in_format(graph, made), homogeneous.store)
 
 
-SIMILAR_GRAPHS = {
+GRAPHS_OF_THEIR_OWN = {
+    "other edges": lambda g: drawn(300, 1801),
     "as many other edges": lambda g: drawn(300, 1800),
-    "other edges, the same in-degrees": rewired,
-    "other sources": lambda g: dgl.graph((permutation(300)[g.edges()[0]], g.edges()[1]), num_nodes=300),
+    "the same in-degrees": rewired,
     "some more edges": lambda g: dgl.add_edges(g, permutation(300), permutation(300, seed=4)),
 }
 
 
-@pytest.mark.parametrize("name", SIMILAR_GRAPHS)
+@pytest.mark.parametrize("name", GRAPHS_OF_THEIR_OWN)
 @pytest.mark.parametrize("made", ["coo", "csc"])
-def test_a_graph_that_may_be_in_another_order_is_served_when_its_ids_say_that_it_is_not(
+def test_a_graph_with_edges_of_its_own_is_served_when_it_says_that_its_ids_are_the_same(
     homogeneous, name, made
 ):
-    graph = in_format(SIMILAR_GRAPHS[name](homogeneous.graph), made)
-    refused(
-        graph, homogeneous.store, r"or, if .* say so: graph.nodes\['_N'\].data\[dgl.NID\] = torch.arange\(300"
-    )
+    graph = in_format(GRAPHS_OF_THEIR_OWN[name](homogeneous.graph), made)
+    refused(graph, homogeneous.store, r"say so: graph.nodes\['_N'\].data\[dgl.NID\] = torch.arange\(300")
     graph.nodes["_N"].data[dgl.NID] = torch.arange(300)
     serve(graph, homogeneous.store)
     if graph.num_edges() == 1800:
@@ -193,7 +183,7 @@ def test_edges_of_the_same_ids_are_served(homogeneous, name, made):
     serve(in_format(OTHER_GRAPHS[name](homogeneous.graph), made), homogeneous.store, "edge")
 
 
-@pytest.mark.parametrize("types", [("paper",), ("author",), ("venue",), ("author", "paper", "venue")])
+@pytest.mark.parametrize("types", [("paper",), ("venue",), ("author", "paper", "venue")])
 @pytest.mark.parametrize("made", ["coo", "csc", "csr"])
 def test_one_of_several_types_in_another_order(heterogeneous, types, made):
     graph = heterogeneous.graph
@@ -205,7 +195,9 @@ def test_one_of_several_types_in_another_order(heterogeneous, types, made):
         given = {"gids": heterogeneous.store, "batch_size": 5}
         seeds = {"paper": torch.arange(10)}
         if ntype == "paper" or types != ("venue",):  # authors and venues have edges with papers alone
-            with pytest.raises(ValueError, match=f"nodes of type '{ntype}'( or '.*')? are in another order"):
+            with pytest.raises(
+                ValueError, match=f"nodes are in another order than the rows of '{ntype}.feat'"
+            ):
                 gids.dgl.DataLoader(other, seeds, sampler, **given)
         else:
             gids.dgl.DataLoader(other, seeds, sampler, **given).close()
@@ -216,20 +208,11 @@ def test_of_long_lists_of_neighbors_as_many_as_allowed_are_searched(homogeneous,
     graph = homogeneous.graph
     reordered = renumbered(graph, {"_N": permutation(300)})
     for neighbors in (1 << 20, 500, 0):
-        monkeypatch.setattr("gids.dgl.tables._NEIGHBORS", neighbors)
+        monkeypatch.setattr("gids.dgl.order._NEIGHBORS", neighbors)
         serve(graph, homogeneous.store)
         if neighbors:
             refused(reordered, homogeneous.store, "sampled edges")
     serve(reordered, homogeneous.store)  # no edge could be looked up
-
-
-def test_the_check_draws_from_no_generator_of_the_users(homogeneous):
-    sampler = NeighborSampler([2], prefetch_node_feats=["feat"])
-    model.seed_everything()
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    gids.dgl.DataLoader(homogeneous.graph, torch.arange(9), sampler, gids=homogeneous.store).close()
-    assert torch.equal(before[0], torch.random.get_rng_state())
-    assert before[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
 
 
 def test_a_topology_that_is_damaged_is_no_crash(homogeneous, tmp_path):

@@ -72,39 +72,32 @@ assert dgl.rand_graph(10, 20).num_edges() == 20
 
 SPAWN = """
 import sys
+import gids.dgl, dgl
 import torch
-
-if sys.argv[2:]:  # which children have, too
-    import gids.dgl
+from gids.write import DatasetWriter
 
 def edges(rank, graph):
     print("edges:", graph.num_edges(), flush=True)
 
-def main(path):
-    import gids.dgl, dgl
-    from gids.write import DatasetWriter
+if __name__ == "__main__":
     graph = dgl.rand_graph(100, 500)
-    with DatasetWriter(path) as writer:
+    with DatasetWriter(sys.argv[1]) as writer:
         writer.write_table("node", "_N", "feat", torch.arange(100.0))
     sampler = dgl.dataloading.NeighborSampler([2], prefetch_node_feats=["feat"])
     loader = gids.dgl.DataLoader(
-        graph, torch.arange(100), sampler, gids=path, batch_size=50, num_workers=1,
+        graph, torch.arange(100), sampler, gids=sys.argv[1], batch_size=50, num_workers=1,
         multiprocessing_context="spawn",
     )
     for input_nodes, _, blocks in loader:
         assert torch.equal(blocks[0].srcdata["feat"], input_nodes.float())
         print("minibatch")
-    sys.argv.append("graph")
     torch.multiprocessing.spawn(edges, (graph,), 1)
-
-if __name__ == "__main__":
-    main(sys.argv[1])
 """
 
 
 @pytest.mark.slow
 def test_processes_that_are_spawned(tmp_path):
-    """A process that gets a graph needs `import gids.dgl` at the script's top; a loader's workers do not."""
+    """A spawned process imports `gids.dgl` at the script's top."""
     script = tmp_path / "script.py"
     script.write_text(SPAWN)
     command = [sys.executable, script, tmp_path / "x.gids"]

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
-import queue
-import signal
-import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from datasets import same_bits
 from open_options import tuned
-from pack_programs import small_packs
 from programs import Sage
 
 import gids.distributed
-from gids.distributed import group
-from gids.distributed.group import Group
-from gids.loader import ranks
+from gids.loader.ranks import Group
 
 ODD = 1
 """The rank that differs."""
@@ -38,7 +30,7 @@ def is_odd() -> bool:
 def error_of(call: Callable[[], Any]) -> str:
     try:
         call()
-    except (gids.RankError, ValueError, ArithmeticError, KeyError) as error:
+    except (gids.RankError, ValueError, TypeError, ArithmeticError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -47,7 +39,16 @@ def opened(dataset: Path, *, alone: bool = False, **options: Any) -> Any:
     """A source of gids.distributed.open(), or of gids.open(), whose ranks share the seeds alone."""
     if alone:
         return gids.open(dataset, memory="32MB")
-    return gids.distributed.open(dataset, **tuned({"memory": "32MB", "timeout": 20, "window": 4} | options))
+    return gids.distributed.open(dataset, **tuned({"memory": "32MB", "window": 4} | options))
+
+
+def open_otherwise(dataset: Path, changes: list[dict[str, Any]]) -> list[str]:
+    """The errors of gids.distributed.open() where the odd rank gives each of these changes."""
+    errors = []
+    for change in changes:
+        mine = {"dataset": dataset} | (change if is_odd() else {})
+        errors.append(error_of(lambda mine=mine: opened(**mine).close()))
+    return errors
 
 
 def wrong_rows(dataset: Path, orders: list[list[str]]) -> int:
@@ -65,7 +66,7 @@ def wrong_rows(dataset: Path, orders: list[list[str]]) -> int:
 def make_otherwise(dataset: Path, changes: list[dict[str, Any]], kind: str, other: Path | None) -> list[str]:
     """The errors where the odd rank makes a loader with each of these changes.
 
-    kind: "group", "cooperative" or "alone". other: the dataset of tables that begin with "other:".
+    kind: "group", "cooperative" or "alone". other: the dataset of tables that are given by name.
     """
     errors = []
     extra = {"cooperative": True} if kind == "cooperative" else {}
@@ -81,111 +82,47 @@ def make_otherwise(dataset: Path, changes: list[dict[str, Any]], kind: str, othe
     return errors
 
 
-def open_other(dataset: Path, other: Path) -> str:
-    """The error where the odd rank opens another dataset by gids.open()."""
-    with gids.open(other if is_odd() else dataset) as source:
-        return error_of(lambda: gids.NodeLoader(source, **ARGUMENTS))
-
-
-def begin_elsewhere(
-    dataset: Path,
-    state: Mapping[str, int],
-    options: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    odd: list[int],
+def load_state(
+    dataset: Path, state: Mapping[str, int], options: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> str:
-    """The error where only these ranks load a state of this epoch and step; {}: set another sampler."""
-
-    def load() -> None:
+    """The error where only the odd ranks load a state of this epoch and step."""
+    with opened(dataset, **options) as source:
         loader = gids.NodeLoader(source, **ARGUMENTS | dict(arguments))
-        if dist.get_rank() in odd and state:
+        if dist.get_rank() % 2:
             loader.load_state_dict(loader.state_dict() | dict(state))
-        elif dist.get_rank() in odd:
-            loader.sampler = gids.sampler.Neighbor([2, 2])
-        for _ in loader:
-            pass
-
-    with opened(dataset, **options) as source, small_packs():
-        return error_of(load)
+        return error_of(lambda: list(loader))
 
 
-def swap_loaders(dataset: Path, options: Mapping[str, Any], arguments: Mapping[str, Any], after: int) -> str:
+def swap_loaders(dataset: Path, arguments: Mapping[str, Any], after: int) -> str:
     """The error where the odd rank takes minibatches of two loaders in another order, after some of each."""
 
     def take() -> None:
-        with small_packs():
-            epochs = [iter(gids.NodeLoader(source, **ARGUMENTS | dict(arguments))) for _ in range(2)]
-            for _, epoch in itertools.product(range(after), epochs):
-                next(epoch)
-            for epoch in reversed(epochs) if is_odd() else epochs:
-                next(epoch)
+        epochs = [iter(gids.NodeLoader(source, **ARGUMENTS | dict(arguments))) for _ in range(2)]
+        for _, epoch in itertools.product(range(after), epochs):
+            next(epoch)
+        for epoch in reversed(epochs) if is_odd() else epochs:
+            next(epoch)
 
-    with opened(dataset, **options) as source:
+    with opened(dataset) as source:
         return error_of(take)
 
 
-def leave_early(
-    dataset: Path, options: Mapping[str, Any], arguments: Mapping[str, Any], early: list[int]
-) -> str:
-    """The error where these ranks end an epoch after two minibatches, and begin the next one."""
+def leave_early(dataset: Path, arguments: Mapping[str, Any]) -> str:
+    """The error where the odd rank ends an epoch after two minibatches, and begins the next one."""
 
     def take() -> None:
         loader = gids.NodeLoader(source, **ARGUMENTS | dict(arguments))
-        with small_packs():
-            for _ in range(2):
-                for step, _ in enumerate(loader):
-                    if dist.get_rank() in early and step == 1:
-                        break
+        for _ in range(2):
+            for step, _ in enumerate(loader):
+                if is_odd() and step == 1:
+                    break
 
-    with opened(dataset, **options) as source:
+    with opened(dataset) as source:
         return error_of(take)
 
 
-def take_ahead(dataset: Path) -> str:
-    """The error where a thread takes minibatches while another one exchanges the rows of those before."""
-
-    def take() -> None:
-        taken: queue.Queue[Any] = queue.Queue()
-        ahead = threading.Thread(target=lambda: taken.put(error_of(lambda: [taken.put(m) for m in loader])))
-        ahead.start()
-        while not isinstance(minibatch := taken.get(), str):
-            minibatch.exchange(0, minibatch.features["paper.a"])
-        ahead.join()
-
-    with opened(dataset) as source:
-        loader = gids.NodeLoader(source, **ARGUMENTS | {"cooperative": True, "tables": ["paper.a"]})
-        return error_of(take)
-
-
-def make_beside(dataset: Path) -> list[str]:
-    """The errors of a thread that takes minibatches, and of another one that makes loaders meanwhile."""
-    with opened(dataset) as source:
-        loader, errors = gids.NodeLoader(source, **ARGUMENTS), []
-        taking = threading.Thread(target=lambda: errors.append(error_of(lambda: list(loader))))
-        taking.start()
-        errors.append(error_of(lambda: [gids.NodeLoader(source, **ARGUMENTS) for _ in range(20)]))
-        taking.join()
-        return errors
-
-
-def do_something_else(dataset: Path, what: str) -> str:
-    """The error where the odd rank closes its source in an epoch, or makes a loader for itself."""
-
-    def take() -> None:
-        for step, _ in enumerate(gids.NodeLoader(source, **ARGUMENTS)):
-            if is_odd() and step == 1:
-                source.close() if what == "close" else gids.NodeLoader(source, torch.arange(9), [3])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group, "_ANSWER_S", 0.5)
-        with opened(dataset, timeout=2) as source:
-            told = error_of(take)
-            dist.barrier()
-            return told
-
-
-def fork_in_an_epoch(dataset: Path) -> tuple[bool, int]:
-    """Whether a forked child that uses and closes the loader ended well, and its parent's minibatches."""
+def fork_in_an_epoch(dataset: Path) -> tuple[int, int]:
+    """The status of a forked child that uses and closes the loader, and its parent's minibatches."""
     with opened(dataset) as source, gids.NodeLoader(source, **ARGUMENTS) as loader:
         epoch = iter(loader)
         next(epoch)
@@ -193,30 +130,8 @@ def fork_in_an_epoch(dataset: Path) -> tuple[bool, int]:
         if child == 0:
             told = error_of(lambda: next(iter(loader)))
             source.close()
-            os._exit(not told.startswith("RankError: a forked process is no rank"))
-        end, ended = time.monotonic() + 20, (0, 0)
-        while ended[0] == 0 and time.monotonic() < end:
-            ended = os.waitpid(child, os.WNOHANG)
-            time.sleep(0.01)
-        if ended[0] == 0:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        return ended == (child, 0), 1 + len(list(epoch))
-
-
-def do_not_begin(dataset: Path) -> str:
-    """The error where the odd rank makes a loader and does not use it."""
-    with gids.open(dataset) as source, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "_MEET_TIMEOUT_S", 0.3)
-        loader = gids.NodeLoader(source, **ARGUMENTS)
-        epoch, told = iter(loader), ""
-        if is_odd():
-            epoch.close()
-            assert next(epoch, None) is None, "a closed epoch waits for no rank"
-        else:
-            told = error_of(lambda: next(epoch))
-        dist.barrier()
-        return told
+            os._exit("forked process" not in told)
+        return os.waitpid(child, 0)[1], 1 + len(list(epoch))
 
 
 def go_on(dataset: Path, alone: bool) -> list[tuple[int, int]]:
@@ -233,7 +148,7 @@ def go_on(dataset: Path, alone: bool) -> list[tuple[int, int]]:
 
 
 def exchange_otherwise(dataset: Path, changes: list[str]) -> list[str]:
-    """The errors of exchanges where the odd rank differs. The group goes on after each but the last."""
+    """The errors of exchanges where the odd rank differs. The group goes on after each."""
     errors = []
     with opened(dataset) as source:
         loader = gids.NodeLoader(source, **ARGUMENTS, cooperative=True, tables=["paper.a"])
@@ -243,12 +158,9 @@ def exchange_otherwise(dataset: Path, changes: list[str]) -> list[str]:
             if is_odd():
                 h = {"width": h[:, :5], "dtype": h.double(), "rows": h[1:], "layer": h}[change]
                 layer = int(change == "layer")
-            errors.append(error_of(lambda m=minibatch, la=layer, h=h: m.exchange(la, h[: _rows(m, la)])))
+            count = None if layer == 0 else minibatch.blocks[0].num_dst
+            errors.append(error_of(lambda m=minibatch, la=layer, h=h[:count]: m.exchange(la, h)))
     return errors
-
-
-def _rows(minibatch: Any, layer: int) -> int | None:
-    return None if layer == 0 else minibatch.blocks[layer - 1].num_dst
 
 
 def train_cooperatively(
@@ -257,17 +169,9 @@ def train_cooperatively(
     """The weights after an epoch, and the seeds that this rank had."""
     model, count = Sage(), 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments = {"batch_size": batch_size, "shuffle": True, "cooperative": True, "tables": ["paper.feat"]}
     with opened(dataset, **options) as source:
-        loader = gids.NodeLoader(
-            source,
-            seeds,
-            [3, 4],
-            batch_size=batch_size,
-            shuffle=True,
-            cooperative=True,
-            tables=["paper.feat"],
-        )
-        for minibatch in loader:
+        for minibatch in gids.NodeLoader(source, seeds, [3, 4], **arguments):
             optimizer.zero_grad()
             out = model(minibatch)
             loss = torch.nn.functional.cross_entropy(out, minibatch.labels, reduction="sum")
@@ -281,76 +185,45 @@ def train_cooperatively(
     return [p.detach() for p in model.parameters()], count
 
 
-def exchange_after_close() -> list[str]:
-    """The errors of a group that another thread closes before rows, and before a status, are sent."""
-    closed = Group(timeout_s=20)
-    closed.close()
-    rows, count = torch.zeros(closed.size, 8, dtype=torch.uint8), [1] * closed.size
-    return [error_of(lambda: closed.start_rows(rows, count, count)), error_of(lambda: closed.start_most([1]))]
-
-
-def send_values(values: list[Any]) -> list[Any]:
-    """What comes of values that this rank sends all others; "error" for those that are not plain."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise AssertionError("a peer's pickle is not loaded")
-
-    came: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_gather_object", fail)
-        ranks_here = Group(timeout_s=20)
-        for value in values:
-            try:
-                came.append(ranks_here.gather(value, "sends a value"))
-            except (TypeError, gids.RankError):
-                came.append("error")
-        ranks_here.close()
-    return came
-
-
 DTYPES = (torch.int64, torch.uint8, torch.float32)
 
 
-def sent(sender: int, to: int, kind: int) -> torch.Tensor:
-    """What a rank sends another one: from no number on, of every dtype."""
-    count = (3 * sender + 5 * to + kind) % 7
-    return (torch.arange(count) + 10 * sender + to).to(DTYPES[kind % 3])
-
-
 def exchange_kinds(counts: list[int]) -> None:
-    """Exchange so many tensors with each rank."""
-    group = Group(timeout_s=30)
-    for count in counts:
-        dtypes = [DTYPES[kind % 3] for kind in range(count)]
+    """Exchange so many tensors with each rank, from no number on, of every dtype."""
 
-        def make(count: int = count) -> list[list[torch.Tensor]]:
-            return [[sent(group.rank, to, kind) for to in range(group.size)] for kind in range(count)]
+    def sent(sender: int, to: int, kind: int) -> torch.Tensor:
+        return (torch.arange((3 * sender + 5 * to + kind) % 7) + 10 * sender + to).to(DTYPES[kind % 3])
 
-        came = group.exchange(make, dtypes, f"exchange {count}")
-        assert [len(by_rank) for by_rank in came] == [group.size] * count
-        for kind, by_rank in enumerate(came):
-            for rank, tensor in enumerate(by_rank):
-                expected = sent(rank, group.rank, kind)
-                assert tensor.dtype == expected.dtype
-                assert torch.equal(tensor, expected)
-    group.close()
+    with Group() as group:
+        for count in counts:
+            dtypes = [DTYPES[kind % 3] for kind in range(count)]
+            tensors = [[sent(group.rank, to, kind) for to in range(group.size)] for kind in range(count)]
+            came = group.exchange(lambda tensors=tensors: tensors, dtypes, f"exchange {count}")
+            assert [len(by_rank) for by_rank in came] == [group.size] * count
+            for kind, by_rank in enumerate(came):
+                for rank, tensor in enumerate(by_rank):
+                    assert tensor.dtype == DTYPES[kind % 3]
+                    assert torch.equal(tensor, sent(rank, group.rank, kind))
 
 
-def exchange_differently(failing: bool) -> tuple[str, int]:
-    """Rank 1 exchanges more kinds than the others; perhaps it fails. The error, and what comes after it."""
-    group = Group(timeout_s=30)
-    kinds = 70 if dist.get_rank() == 1 else 2
+def exchange_differently(failing: bool, place: str) -> tuple[str, list[Any]]:
+    """Rank 1 exchanges more kinds than the others at this place; perhaps it fails. The error, and what comes
+    after it."""
 
     def make() -> list[list[torch.Tensor]]:
         if failing and group.rank == 1:
             raise ArithmeticError("no such number")
         return [[torch.zeros(1, dtype=torch.int64)] * group.size] * kinds
 
-    told = ""
-    try:
-        group.exchange(make, [torch.int64] * kinds, "exchange")
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-    later = sum(group.most([group.rank], "later")) if failing else -1
-    group.close()
-    return told, later
+    with Group() as group:
+        kinds = 70 if group.rank == 1 else 2
+        told = error_of(lambda: group.exchange(make, [torch.int64] * kinds, place))
+        return told, group.gather(lambda: [group.rank, 0.1, "é"], "later")
+
+
+def skip_rows(_: Path) -> str:
+    """The error of the next exchange where the odd rank sent rows once more than the others."""
+    with Group() as group:
+        group.meet("here")
+        group._rows_begun += is_odd()
+        return error_of(lambda: group.meet("there"))

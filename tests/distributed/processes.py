@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -12,7 +11,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,18 +20,19 @@ PATIENCE_S = 60.0
 
 
 class Outcome(NamedTuple):
-    """How a rank ended. error: the name of the class, or None. value: what was returned, or the message.
-
-    at: time.monotonic() when the rank said it.
-    """
+    """How a rank ended. error: the name of the class, or None. value: what was returned, or the message."""
 
     error: str | None
     value: Any
-    at: float
 
 
 def _be_rank(
-    pipe: Connection, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    pipe: Connection,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -46,20 +45,26 @@ def _be_rank(
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=patience)
     if rank == 0:
         pipe.send(store.port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     pipe.send("ready")
     try:
-        outcome = Outcome(None, function(lambda said: pipe.send(said), *arguments), 0)
+        outcome = Outcome(None, function(lambda said: pipe.send(said), *arguments))
     except Exception as error:
-        outcome = Outcome(type(error).__name__, str(error), 0)
-    pipe.send(outcome._replace(at=time.monotonic()))
+        outcome = Outcome(type(error).__name__, str(error))
+    pipe.send(outcome)
     dist.destroy_process_group()
 
 
 class Processes:
-    """Ranks 0 to size - 1, which call function(tell, *arguments). tell(value) sends a value to the test."""
+    """Ranks 0 to size - 1, which call function(tell, *arguments). tell(value) sends a value to the test.
 
-    def __init__(self, size: int, function: Callable[..., Any], *arguments: Any) -> None:
+    timeout_s: of their process group.
+    """
+
+    def __init__(
+        self, size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = PATIENCE_S
+    ) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack for every lost connection
         # Modules are imported once. Processes are forks of one that has no threads.
@@ -74,7 +79,7 @@ class Processes:
         for rank in self.ranks:
             mine, theirs = context.Pipe()
             process = context.Process(
-                target=_be_rank, args=(theirs, rank, size, function, arguments), daemon=True
+                target=_be_rank, args=(theirs, rank, size, timeout_s, function, arguments), daemon=True
             )
             process.start()
             theirs.close()
@@ -112,15 +117,6 @@ class Processes:
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self._processes[rank].pid
         os.kill(pid, number)
-
-    def shared_memory(self) -> set[str]:
-        """The names in /dev/shm that the ranks have open."""
-        found = set()
-        for process in self._processes:
-            with contextlib.suppress(OSError):  # it ended
-                maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-                found |= {line.split()[-1] for line in maps if "/dev/shm/" in line}
-        return found
 
     def has_ended(self, rank: int, timeout_s: float = PATIENCE_S) -> bool:
         self._processes[rank].join(timeout_s)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import logging
-import os
 import pickle
-import runpy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,10 +21,8 @@ from datasets import random_in_edges, same_bits
 from open_options import tuned
 
 import gids.distributed
-from gids.distributed.group import Group
 from gids.distributed.sampling import GroupSampling, whole_graphs
-from gids.loader.observer import Observer
-from gids.loader.ranks import Ranks
+from gids.loader.ranks import Group, Ranks
 from gids.sampler import Block, LocalityBias, Minibatch, Neighbor, Sampler, Topology
 from gids.store import Graph
 from gids.store.names import Relation
@@ -39,7 +34,6 @@ CITED: list[Relation] = [
     ("paper", "rev_writes", "author"),
 ]
 COUNTS = {"paper": 900, "author": 300}
-EXAMPLE = Path(__file__).parents[2] / "docs/examples/distributed_cooperative.py"
 
 
 def write_cited(path: Path, relations: list[Relation], seed: int = 1) -> Path:
@@ -125,7 +119,7 @@ def compare(
     if cooperative:
         plain["batch_size"] *= place["world_size"]
         place = {"rank": 0, "world_size": 1}
-    shared = gids.distributed.open(dataset, **tuned({"memory": "64MB", "timeout": 60, **options}))
+    shared = gids.distributed.open(dataset, **tuned({"memory": "64MB", **options}))
     with shared, gids.open(whole, memory="64MB", reads="random") as alone:
         with make(shared, **arguments) as mine, make(alone, **plain, **place) as theirs:
             assert len(mine) == len(theirs)
@@ -171,7 +165,7 @@ def sample_together(
     """
     homogeneous = len(owners) == 1
     rank, size = dist.get_rank(), dist.get_world_size()
-    group = Group(timeout_s=30)
+    group = Group()
     local = [part_of(g, owners[g.relation[2]], rank) for g in graphs]
     wholes = whole_graphs(local, {g.relation: g.num_edges for g in graphs})
     whole, topology = (Topology(g[0] if homogeneous else g) for g in (wholes, local))
@@ -216,7 +210,7 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
     """Compare the parts of cooperative minibatches, put together, with the minibatches of one process."""
     size = dist.get_world_size()
     options = {"batch_size": batch_size, "shuffle": True}
-    source = gids.distributed.open(dataset, memory="64MB", timeout=30, bulk=3)
+    source = gids.distributed.open(dataset, memory="64MB", bulk=3)
     whole = gids.open(dataset, memory="64MB")
     with source, whole:
         mine = gids.NodeLoader(source, seeds, sampler, cooperative=True, **options)
@@ -250,53 +244,6 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
                 assert part.seed_count == sum(len(i) for i in by_type(expected.seeds).values())
 
 
-def drop_sources(dataset: Path) -> int:
-    """How many more files are open after two sources that were dropped in an epoch than after one."""
-    counts = []
-    for _ in range(2):
-        source = gids.distributed.open(dataset, memory="32MB", timeout=30)
-        epoch = iter(gids.NodeLoader(source, torch.arange(0, 900, 9), [3], batch_size=20))
-        next(epoch)
-        del source, epoch
-        gc.collect()
-        counts.append(len(os.listdir("/proc/self/fd")))
-    return counts[-1] - counts[0]
-
-
-def exchange_wrongly(dataset: Path) -> list[str]:
-    """The errors of rows without a type, of an unknown type, of an array. No elements can be exchanged."""
-    seeds = {"paper": torch.arange(0, 900, 9), "author": torch.arange(0, 300, 11)}
-    errors = []
-    with (
-        gids.distributed.open(dataset, memory="64MB", timeout=30) as source,
-        gids.NodeLoader(source, seeds, [3], batch_size=20, cooperative=True) as loader,
-    ):
-        minibatch = next(iter(loader))
-        rows = {ntype: torch.ones(len(ids), 0) for ntype, ids in minibatch.input_nodes.items()}
-        for wrong in (
-            rows["paper"],
-            {"papr": rows["paper"], "author": rows["author"]},
-            {"paper": rows["paper"].numpy()},
-        ):
-            try:
-                minibatch.exchange(0, wrong)
-            except (TypeError, ValueError) as error:
-                errors.append(str(error))
-        came = minibatch.exchange(0, rows)
-        sources = {r[0]: block.num_src for r, block in minibatch.blocks[0].items()}
-        assert {t: tuple(v.shape) for t, v in came.items()} == {t: (n, 0) for t, n in sources.items()}
-    return errors
-
-
-def read_table_of_another(dataset: Path, other: Path) -> None:
-    """With owners="heat", rows of a table that the dataset does not have."""
-    with gids.distributed.open(dataset, owners="heat") as source, gids.open(other) as others:
-        table = others.store.table("paper.other")
-        loader = gids.NodeLoader(source, torch.arange(0, 900, 9), [3], tables={"other": table}, batch_size=20)
-        for minibatch in loader:
-            assert same_bits(minibatch.features["other"], table.read_rows(minibatch.input_nodes))
-
-
 def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
     """With owners="heat": (pages of which this rank holds a copy, rows of them that it read, those of these
     rows that are in its lines after two epochs)."""
@@ -308,14 +255,10 @@ def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
         loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True)
         features, wanted = loader.feature_loader, torch.zeros(table_rows, dtype=torch.bool)
 
-        class Wanted(Observer):
-            def entered(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
-                wanted[ids[table.name]] = True
-
-        with features.observe(Wanted()):
-            for _ in range(2):
-                for minibatch in loader:
-                    assert same_bits(minibatch.features[table.name], table.read_rows(minibatch.input_nodes))
+        for _ in range(2):
+            for minibatch in loader:
+                wanted[minibatch.input_nodes] = True
+                assert same_bits(minibatch.features[table.name], table.read_rows(minibatch.input_nodes))
         owners = source.owners_of(table)
         of_pages = torch.from_numpy(owners.held)[torch.arange(table_rows) // table.rows_per_page]
         cached = features.cached_rows(table.name)
@@ -329,7 +272,7 @@ def read_near(dataset: Path, options: Mapping[str, Any], factor: float) -> list[
     Rows that are asked of other ranks are counted, and are those of other nodes.
     """
     rank = dist.get_rank()
-    with gids.distributed.open(dataset, **tuned({"memory": "64MB", "timeout": 60, **options})) as source:
+    with gids.distributed.open(dataset, **tuned({"memory": "64MB", **options})) as source:
         table = source.store.table("paper.feat")
         own = source.own_nodes(table.name)
         sampler = Neighbor([4, 4], locality=LocalityBias(own, factor))
@@ -346,7 +289,7 @@ def cooperate_near(dataset: Path, masks: list[torch.Tensor]) -> None:
     """Cooperative minibatches: the rank that owns a seed draws its edges by its own mask."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6))
-    with gids.distributed.open(dataset, memory="64MB", reads="random", timeout=60) as source:
+    with gids.distributed.open(dataset, memory="64MB", reads="random") as source:
         loader = gids.NodeLoader(
             source, torch.arange(0, 900, 3), sampler, batch_size=20, tables=["paper.feat"], cooperative=True
         )
@@ -372,25 +315,6 @@ def read_alone(dataset: Path) -> list[str]:
                 call(source)
             errors.append(str(raised.value))
     return errors
-
-
-def measure_nothing(dataset: Path) -> str:
-    """The error of owners="heat" where rank 1 cannot measure its disk."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError("the disk does not answer")
-
-    with gids.distributed.open(dataset, owners="heat") as source:
-        measures = gids.distributed.owners.measure_rates
-        if dist.get_rank() == 1:
-            gids.distributed.owners.measure_rates = fail
-        try:
-            gids.NodeLoader(source, torch.arange(9), [2])
-        except (OSError, gids.RankError) as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
-            gids.distributed.owners.measure_rates = measures
-    return "no error"
 
 
 def check_cooperative(part: Minibatch, expected: Minibatch, whole: gids.Source) -> None:
@@ -428,18 +352,6 @@ class Sage(torch.nn.Module):
         return h
 
 
-def train_together(dataset: Path, layers: str) -> tuple[list[float], list[torch.Tensor]]:
-    """The losses and weights of three epochs of docs/examples/distributed_cooperative.py."""
-    train, losses = runpy.run_path(str(EXAMPLE))["train"], []
-
-    def report(_epoch: int, loss: float, _accuracy: float) -> None:
-        losses.append(loss)
-
-    with gids.distributed.open(dataset, memory="64MB", timeout=30) as source:
-        model = train(source, layers, epochs=3, batch_size=64, report=report)
-    return losses, [p.detach() for p in model.parameters()]
-
-
 def count_epoch(
     dataset: Path, seeds: torch.Tensor, sampler: Sampler, batch_size: int, mode: str
 ) -> dict[str, float]:
@@ -450,7 +362,7 @@ def count_epoch(
         source = gids.open(dataset, memory="64MB")
         options |= {"rank": rank, "world_size": size}
     else:
-        source = gids.distributed.open(dataset, memory="64MB", timeout=60)
+        source = gids.distributed.open(dataset, memory="64MB")
         options["cooperative"] = mode == "cooperative"
     counts = dict.fromkeys(("seeds", "nodes", "edges", "input", "received", "received inputs"), 0.0)
     with source, gids.NodeLoader(source, seeds, sampler, **options) as loader:
@@ -505,42 +417,40 @@ class Marking(Neighbor):
         return sampled
 
 
-def call_by_itself(dataset: Path) -> None:
-    from gids import pyg
+class Failing:
+    """Samples by another sampler. Rank 1 fails after some minibatches."""
 
-    with (
-        gids.distributed.open(dataset, memory="64MB", timeout=30) as shared,
-        pyg.NeighborLoader(shared, [2], input_nodes=[1, 2]) as loader,
-    ):
-        loader([0])
+    repeatable = False
 
+    def __init__(self, sampler: Any, after: int) -> None:
+        self.sampler, self.after, self.calls = sampler, after, 0
 
-def fail_while_sampling(
-    dataset: Path, after: int, tables: list[str] | None, options: Mapping[str, Any]
-) -> tuple[int, str]:
-    """Rank 1 fails in transform_sampler_output=. The number of minibatches, and the error."""
-    from gids import pyg
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
 
-    calls, count = 0, 0
-
-    def transform(output: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if dist.get_rank() == 1 and calls > after:
+    def sample(self, *args: Any, **numbers: Any) -> Minibatch:
+        sampled: Minibatch = self.sampler.sample(*args, **numbers)
+        self.calls += 1
+        if dist.get_rank() == 1 and self.calls > self.after:
             raise ArithmeticError("no such number")
-        return output
+        return sampled
 
+
+def fail_while_sampling(dataset: Path, after: int) -> tuple[int, str]:
+    """Rank 1 fails while it samples. The number of minibatches, and the error."""
+    from gids import pyg
+
+    count = 0
     with (
-        gids.distributed.open(dataset, memory="64MB", timeout=20, **options) as shared,
+        gids.distributed.open(dataset, memory="64MB") as shared,
         pyg.NeighborLoader(
             shared,
             [3, 2],
             input_nodes=torch.arange(120),
             batch_size=4,
-            transform_sampler_output=transform,
-            tables=tables,
         ) as loader,
     ):
+        loader.sampler = Failing(loader.sampler, after)
         try:
             for _ in loader:
                 count += 1

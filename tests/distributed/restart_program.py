@@ -32,7 +32,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     start, rng = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), random.Random(seed)
     checkpoint = folder / "checkpoint.pt"
-    with gids.distributed.open(dataset, memory="32MB", window=4, timeout=60) as source:
+    with gids.distributed.open(dataset, memory="32MB", window=4) as source:
         loader = gids.NodeLoader(source, SEEDS, [3, 4], batch_size=5, shuffle=True)
         # Each start but the last one ends at a random step after the checkpoint.
         ends = [(rng.randrange(size), rng.randrange(1, len(loader) // 2)) for _ in range(kills)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import CITED, cooperate, exchange_wrongly, write_cited
+from programs import CITED, cooperate, write_cited
 from rank_pool import RankPool
 
 from gids.sampler import Labor, Ladies, Neighbor, RandomWalk
@@ -51,12 +51,3 @@ def test_parts_make_up_the_minibatch_of_one_process(
 def test_several_types(several: Path, ranks: RankPool, name: str, size: int) -> None:
     seeds = {"paper": torch.arange(0, 900, 18), "author": torch.arange(0, 300, 22)}
     ranks.run(size, cooperate, several, SAMPLERS[name], seeds, 12 // size)
-
-
-def test_exchange_needs_rows_by_known_types(several: Path, ranks: RankPool) -> None:
-    for errors in ranks.run(2, exchange_wrongly, several):
-        assert errors == [
-            "exchange(0, h): give h as a dictionary by node type: paper, author",
-            "exchange(0, h): no node type 'papr' (has paper, author)",
-            "exchange(0, h): give h as a tensor, not as a ndarray",
-        ]

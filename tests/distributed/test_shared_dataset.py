@@ -11,11 +11,8 @@ from datasets import random_in_edges
 from programs import (
     compare,
     cooperate_near,
-    drop_sources,
-    measure_nothing,
     read_alone,
     read_near,
-    read_table_of_another,
     read_with_placed_pages,
 )
 from rank_pool import RankPool
@@ -52,13 +49,6 @@ def test_rows_are_those_of_one_process(one: Path, ranks: RankPool, size: int, ow
     arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
     told = ranks.run(size, compare, one, one, "NodeLoader", arguments, {"owners": owners})
     assert {t["steps"] for t in told} == {-(-500 // (30 * size))}
-
-
-def test_a_table_of_another_dataset_is_placed(one: Path, ranks: RankPool) -> None:
-    other = one.with_name("other.gids")
-    with DatasetWriter(other, page_bytes=512) as writer:
-        writer.write_table("node", "paper", "other", torch.randn(NODES, 30))
-    ranks.run(2, read_table_of_another, one, other)
 
 
 def test_placed_pages_stay_in_the_lines_of_their_rank(one: Path, ranks: RankPool) -> None:
@@ -104,13 +94,6 @@ def test_copies_of_a_whole_dataset_exchange_in_columns(one: Path, ranks: RankPoo
     assert sent[1] / sent[0] == pytest.approx((1 / 2) / (3 / 4), rel=0.1)
 
 
-def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool) -> None:
-    mine = "OSError: the disk does not answer"
-    assert ranks.run(3, measure_nothing, one) == [
-        mine if rank == 1 else f"RankError: rank 1 failed with {mine}" for rank in range(3)
-    ]
-
-
 def test_what_reads_or_samples_by_itself_is_refused(one: Path, ranks: RankPool) -> None:
     for errors in ranks.run(2, read_alone, one):
         assert "divides rows among ranks, so that all of them read together" in errors[0]
@@ -144,7 +127,3 @@ def test_a_placed_page_has_the_owners_that_hold_a_copy() -> None:
         assert (held[found[placed], np.flatnonzero(placed)]).all()
         assert (found[held[rank]] == rank).all()
         assert np.array_equal(found[~placed], rest(ids[~placed]))
-
-
-def test_a_source_that_nobody_closes_keeps_no_files(cited: Path, ranks: RankPool) -> None:
-    assert max(ranks.run(2, drop_sources, cited)) < 5  # a source has 10; torch closes some late

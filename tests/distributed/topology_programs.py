@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,9 +23,6 @@ from programs import check_same, logged
 import gids
 import gids.distributed
 from gids import cuda
-from gids.cuda.device import Mapping
-from gids.errors import NoDeviceError
-from gids.loader.ranks import Process
 from gids.sampler.device import pinned_graph
 
 Seeds = torch.Tensor | dict[str, torch.Tensor]
@@ -60,15 +55,6 @@ def shared_mappings() -> list[dict[str, int]]:
             sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", "\n".join(lines), re.MULTILINE))
             found.append({"inode": int(head.split()[4])} | {k: 1024 * int(v) for k, v in sizes.items()})
     return found
-
-
-def open_files() -> int:
-    """Number of shared memories that are open as files."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it was that of the directory
-            count += "memfd:gids" in os.readlink(f"/proc/self/fd/{name}")
-    return count
 
 
 def make_loader(source: Any, seeds: Seeds, **options: Any) -> gids.NodeLoader:
@@ -109,7 +95,7 @@ def share(
     options = options | own
     opening = contextlib.nullcontext() if folder is None else emulated(folder)
     with opening as device, patch("gids.sampler.device.pinned_graph._COPIED_AT_ONCE", 1 << 12):
-        opened = gids.open(path) if opened_by == "open" else gids.distributed.open(path, timeout=30)
+        opened = gids.open(path) if opened_by == "open" else gids.distributed.open(path)
         with opened as source, gids.open(path) as whole:
             alone_options = options | {"rank": rank, "world_size": size}
             with (
@@ -125,28 +111,16 @@ def share(
     return saw
 
 
-def reopen(folder: str, path: Path, seeds: Seeds, times: int) -> list[tuple[int, int]]:
-    """(open files, shared mappings), with each loader and after it is closed."""
-    with emulated(folder), gids.open(path) as source:
-        saw = []
-        for _ in range(times):
-            with make_loader(source, seeds, device="cuda", topology_on="host") as loader:
-                next(iter(loader))
-                saw.append((open_files(), len(shared_mappings())))
-            gc.collect()
-            saw.append((open_files(), len(shared_mappings())))
-        return saw
-
-
-def refuse(folder: str, path: Path, seeds: Seeds, what: str, refusing: int) -> dict[str, Any]:
+def refuse(folder: str, path: Path, seeds: Seeds, refusing: int) -> dict[str, Any]:
     """The rank `refusing` cannot use shared memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(emulated(folder))
+        stack.enter_context(emulated(folder))
         lines = stack.enter_context(logged())
         source = stack.enter_context(gids.open(path))
         if rank == refusing:
-            stack.enter_context(_refusal(what, device))
+            denied = PermissionError(13, "Permission denied")
+            stack.enter_context(patch.object(pinned_graph, "open_shared", side_effect=denied))
         mine = stack.enter_context(make_loader(source, seeds, device="cuda", topology_on="host"))
         saw = look(mine)
         alone = stack.enter_context(make_loader(source, seeds, rank=rank, world_size=size))
@@ -154,31 +128,15 @@ def refuse(folder: str, path: Path, seeds: Seeds, what: str, refusing: int) -> d
     return saw | {"log": [line for line in lines if "do not share" in line]}
 
 
-def _refusal(what: str, device: EmulatedDevice) -> Any:
-    map_host: Callable[..., Mapping] = device.map_host
-    calls: list[int] = []
-
-    def refuse_first(address: int, nbytes: int, **options: Any) -> Mapping:
-        calls.append(address)
-        if len(calls) == 1:
-            raise RuntimeError("no shared memory, says the driver")
-        return map_host(address, nbytes, **options)
-
-    if what == "open":
-        return patch.object(pinned_graph, "open_shared", side_effect=PermissionError(13, "Permission denied"))
-    if what == "make":
-        return patch.object(pinned_graph, "share_memory", side_effect=OSError(38, "no memfd_create"))
-    assert what == "pin"
-    return patch.object(device, "map_host", refuse_first)
-
-
-def fail(folder: str, path: Path, seeds: Seeds, what: str, failing: int) -> tuple[str, str]:
-    """The error of each rank, if the rank `failing` cannot make the loader. Then they make another one."""
+def fail(folder: str, path: Path, seeds: Seeds, failing: int) -> tuple[str, str]:
+    """The error of each rank, if the rank `failing` cannot fill its memory. Then they make another one."""
     saw = ("", "")
+    no_memory = MemoryError("no memory to convert")
     with emulated(folder) as device, gids.open(path) as source:
         with contextlib.ExitStack() as stack:
             if dist.get_rank() == failing:
-                stack.enter_context(_failure(what))
+                fill = "gids.sampler.device.pinned_graph.OnHost.fill"
+                stack.enter_context(patch(fill, side_effect=no_memory))
             try:
                 make_loader(source, seeds, device="cuda", topology_on="host").close()
             except Exception as error:
@@ -193,72 +151,17 @@ def fail(folder: str, path: Path, seeds: Seeds, what: str, failing: int) -> tupl
     return saw
 
 
-def _failure(what: str) -> Any:
-    if what == "device":
-        return patch.object(cuda, "open_device", side_effect=NoDeviceError("no CUDA device: none"))
-    if what == "available":
-        return patch.object(pinned_graph, "available_bytes", lambda: 10)
-    if what == "allocate":
-        return patch.object(pinned_graph, "share_memory", side_effect=OSError(28, "No space left on device"))
-    assert what == "fill"
-    return patch(
-        "gids.sampler.device.pinned_graph.OnHost.fill", side_effect=MemoryError("no memory to convert")
-    )
-
-
-def stay_away(folder: str, path: Path, seeds: Seeds) -> tuple[str, str]:
-    """Rank 2 makes no loader: the error of each of the others."""
-    dist.barrier()
-    if dist.get_rank() == 2:
-        return "", ""
-    store: Any = dist.distributed_c10d._get_default_store()
-    store.set_timeout(timedelta(seconds=2 + 3 * dist.get_rank()))  # rank 0 gives up first
-    with emulated(folder), patch("gids.loader.ranks._PATIENCE_S", 0.1):
-        try:
-            make_loader(path, seeds, device="cuda").close()
-        except RuntimeError as error:
-            return type(error).__name__, str(error)
-    return "", ""
-
-
-def alone(folder: str, path: Path, seeds: Seeds) -> int:
-    """Only rank 1 makes the loader, so that nobody else takes part."""
-    if dist.get_rank() != 1:
-        return 0
-    with emulated(folder), make_loader(path, seeds, device="cuda", rank=0, world_size=1) as loader:
-        assert not shared_mappings()
-        return sum(len(minibatch.seeds) for minibatch in loader)  # type: ignore[misc]
-
-
-def live_on(tell: Callable[[Any], None], folder: str, path: Path, seeds: Seeds) -> int:
-    """Sample after rank 0, which allocated the topology, was killed. Returns the number of
-    minibatches, which were right."""
+def live_on(tell: Callable[[Any], None], folder: str, path: Path, seeds: Seeds, killed: Path) -> int:
+    """Sample once rank 0, which allocated the topology, was killed: this file tells it. Returns the number of
+    minibatches, which are right."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    processes: list[Any] = [None] * size
-    dist.all_gather_object(processes, Process.this())
     open_emulated(folder)
     source = gids.open(path)
     mine = make_loader(source, seeds, device="cuda", topology_on="host")
     alone = list(make_loader(source, seeds, rank=rank, world_size=size))
-    epoch = iter(mine)
-    first = next(epoch)  # all ranks begin an epoch together
     tell(sorted(found["inode"] for found in shared_mappings()))
-    while not processes[0].has_ended(processes[rank]):
+    while not killed.exists():
         time.sleep(0.01)
-    for a, b in zip([first, *epoch], alone, strict=True):
+    for a, b in zip(mine, alone, strict=True):
         check_same(a, b)
     return len(alone)
-
-
-def never_come(tell: Callable[[Any], None], folder: str, path: Path, seeds: Seeds) -> None:
-    """Rank 1 stays in open_device(), while rank 0 waits for it. The test kills rank 1."""
-    open_emulated(folder)
-    if dist.get_rank() == 1:
-
-        def stay(name: Any = None) -> Any:
-            tell("here")
-            time.sleep(600)
-
-        cuda.open_device = stay
-    with gids.open(path) as source:
-        make_loader(source, seeds, device="cuda", topology_on="host").close()

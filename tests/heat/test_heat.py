@@ -143,14 +143,6 @@ def test_missing_visits_are_bounded_by_the_tolerance(tmp_path: Path) -> None:
         assert whole * (1 - tolerance) <= found <= whole
 
 
-def test_progress_counts_every_pass(tmp_path: Path) -> None:
-    counts, edges = random_graph(5, heterogeneous=True)
-    store = write(tmp_path / "g.gids", counts, edges)
-    done: list[int] = []
-    expected_visits(store, some_seeds(counts, 0), [3, 3], on_bytes=done.append)
-    assert sum(done) == 2 * sum(store.graph(r).indices.nbytes for r in store.relations)
-
-
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
@@ -161,6 +153,14 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
         (lambda: expected_visits(store, good, []), ValueError, "fanouts"),
         (lambda: reverse_pagerank(store, beyond), IndexError, "seeds of '_N' run from 0 to 40; there are 40"),
         (lambda: reverse_pagerank(store, none), ValueError, "there are no seeds"),
+        (
+            lambda: sampled_counts(store, good, [3], batch_size=0),
+            ValueError,
+            "=0, batches=None; both must be",
+        ),
+        (lambda: sampled_counts(store, good, [3], batches=0), ValueError, "batches=0"),
+        (lambda: sampled_counts(store, good, [-2]), ValueError, "give one per layer"),
+        (lambda: sampled_counts(store, beyond, [3]), IndexError, "there are 40 nodes"),
         (lambda: choose_seeds(store, "train"), ValueError, r"no node of g.gids is in a train split: give"),
         (lambda: choose_seeds(store, "some"), ValueError, "seeds='some'"),
     ):
@@ -237,20 +237,6 @@ def test_epoch_has_every_seed_once_and_further_batches_begin_a_new_one(tmp_path:
     assert totals == [3]
     found = sampled_counts(store, seeds, [3], batch_size=3, batches=6)["_N"]
     assert found.tolist() == [2] * 8 + [0, 0]
-
-
-def test_invalid_arguments_of_sampled_counts_are_refused(tmp_path: Path) -> None:
-    counts, edges = random_graph(1, heterogeneous=False)
-    store = write(tmp_path / "g.gids", counts, edges)
-    good = {"_N": np.arange(3)}
-    with pytest.raises(ValueError, match="batch_size=0, batches=None; both must be 1 or more"):
-        sampled_counts(store, good, [3], batch_size=0)
-    with pytest.raises(ValueError, match="batches=0"):
-        sampled_counts(store, good, [3], batches=0)
-    with pytest.raises(ValueError, match="give one per layer"):
-        sampled_counts(store, good, [-2])
-    with pytest.raises(IndexError, match="there are 40 nodes"):
-        sampled_counts(store, {"_N": np.array([-1])}, [3])
 
 
 def test_sources_out_of_range_are_refused(tmp_path: Path) -> None:

@@ -10,9 +10,6 @@ import contextlib
 import errno
 import functools
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -20,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import emulator
 import numpy as np
 import pytest
 import torch
+from children import ended
 from engines import URING
 from raw_table import RawTable, write_raw_table
 
@@ -404,28 +401,6 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(setup: Setup
     assert stats["timed_out"] <= stats["failed"]
 
 
-@both_waits
-def test_kernels_leave_multiprocessors_to_others(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch, wait: str
-) -> None:
-    """Those that poll take a quarter of them; one that collects over the bus takes 32 blocks."""
-    device = emulator.EmulatedDevice()
-    device.sm_count = 132
-    grids = launched(device, monkeypatch)
-    with contextlib.ExitStack() as opened:
-        setup = Setup(device, tables, "", opened)
-        queue = setup.queue(8192, wait=wait)
-        for rows in (1, 33, 8192) if wait == "warp" else (queue.round_max,):
-            requests, count = device.zeros(rows, torch.int64), device.zeros(1, torch.int64)
-            to, errors = device.empty((rows, 16), torch.uint8), device.empty(rows, torch.int32)
-            queue.read_pages(device.current_stream(), requests, count, 0, to, errors)
-    if wait == "warp":
-        assert grids == [("gids_read_pages", blocks, 1024) for blocks in (1, 2, 33)]
-    else:
-        assert queue.round_max > 32 * 8, "more pages than 32 blocks take at once"
-        assert ("gids_collect_round", 32, 256) in grids
-
-
 def test_closing_with_requests_in_flight_releases_the_streams_that_wait(setup: Setup) -> None:
     """With one slow reader of one page at a time, closing comes long before the end."""
     requests, count, stream = setup.requests(8192), setup.count(8192), setup.new_stream()
@@ -466,16 +441,6 @@ def test_closing_waits_for_a_thread_that_is_reading_a_round(setup: Setup) -> Non
     setup.check(requests, to, errors)
 
 
-def test_garbage_collection_closes_a_queue(device: Device, tables: Tables) -> None:
-    with open_files(tables.paths) as engine:
-        queue = DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=64 * SLOT)
-        end, requests = queue._end, device.zeros(4, torch.int64)
-        assert queue.post(device.current_stream(), requests, count_of(device, 4), 0).number == 0
-        del queue
-        gc.collect()
-        assert not end.alive
-
-
 def test_an_engine_may_be_closed_first(setup: Setup) -> None:
     queue = setup.queue(64, engine := setup.engine())
     engine.close()
@@ -511,47 +476,18 @@ def test_a_launch_that_fails_ends_the_queue(setup: Setup, monkeypatch: pytest.Mo
         setup.read(queue, setup.requests(4))
 
 
-FORKED = """
-import os, sys
-from pathlib import Path
-from typing import Any
-sys.path.insert(0, sys.argv[1])
-import torch, emulator
-from gids.io import open_engine
-from gids.io.device import DeviceQueue, QueueTable, requests_of
-
-emulator.folder = Path(sys.argv[2])
-device = emulator.EmulatedDevice()
-engine = open_engine([sys.argv[3]], "threads", direct=False)
-queue = DeviceQueue(device, engine, [QueueTable(10, 0, 1, 4096)], staging_bytes=1 << 18)
-stream, count = device.current_stream(), torch.tensor([10])
-to, errors = torch.empty((10, 4096), dtype=torch.uint8), torch.full((10,), -1, dtype=torch.int32)
-child = os.fork()
-if child == 0:
-    try:
-        queue.read_pages(stream, requests_of(0, torch.arange(10)), count, 0, to, errors)
-    except RuntimeError as error:
-        assert "before a fork" in str(error), error
-        queue.close()
-        sys.exit(7)
-    sys.exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-queue.read_pages(stream, requests_of(0, torch.arange(10)), count, 0, to, errors)
-assert not errors.any()
-print("fine", len(device.mapped))
-"""
-
-
 @pytest.mark.slow
-def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
-    """Runs in a separate process, whose end closes everything."""
-    path = tmp_path / "file.bin"
-    path.write_bytes(os.urandom(10 * 4096))
-    built = emulator.folder or tmp_path
-    command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED, str(Path(__file__).parents[1]), str(built)]
-    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "fine 1"
+def test_a_forked_child_is_refused_and_ends(setup: Setup) -> None:
+    queue = setup.queue(64)
+
+    def use() -> None:
+        with pytest.raises(RuntimeError, match="before a fork"):
+            setup.read(queue, setup.requests(4))
+        queue.close()
+
+    ended(use)
+    _, errors = setup.read(queue, setup.requests(4))
+    assert not errors.any()
 
 
 @pytest.mark.parametrize(
@@ -573,34 +509,3 @@ def test_arguments_that_do_not_fit_are_refused(setup: Setup, text: str, options:
 def test_rounds_need_a_queue_whose_streams_wait(setup: Setup) -> None:
     with pytest.raises(RuntimeError, match="needs a queue with wait='stream'"):
         setup.queue(64, wait="warp").post(setup.device.current_stream(), setup.requests(4), setup.count(4), 0)
-
-
-def test_memory_is_reported(setup: Setup) -> None:
-    queue = setup.queue(256, pairs=2)
-    memory, slots = queue.memory(), 2 * queue.depth
-    assert memory["staging"] - (1 << 20) - 16 * slots <= 2 * (2048 + 2 * 4096)
-    assert memory["queue"] <= 8 * slots + 2 * 2048
-    assert "128 slots" in repr(queue)
-
-
-@pytest.mark.slow
-@both_waits
-def test_fifty_thousand_requests(setup: Setup, wait: str) -> None:
-    """Every request gets its own page once: compares the first bytes of all rows."""
-    count, nbytes = 50_000, 32
-    requests, (to, errors) = setup.requests(count), setup.blank(count, nbytes)
-    with open_files(setup.tables.paths, "mmap") as engine:
-        queue, stream = setup.queue(4096, engine, pairs=2, wait=wait), setup.new_stream()
-        step = count if wait == "stream" else 25_000  # the emulator limits the time of a launch
-        for first in range(0, count, step):
-            part = slice(first, first + step)
-            queue.read_pages(stream, requests, setup.count(count), first, to[part], errors[part])
-        stream.synchronize()
-        assert queue.stats()["taken"] == count
-        queue.close()
-    assert not errors.any()
-    table, page = requests.cpu() >> 48, requests.cpu() & (1 << 48) - 1
-    wanted = torch.empty((count, nbytes), dtype=torch.uint8)
-    for i, pages in enumerate(setup.tables.pages):
-        wanted[table == i] = torch.from_numpy(pages[:, :nbytes].copy())[page[table == i]]
-    assert torch.equal(to.cpu(), wanted)

@@ -75,11 +75,6 @@ def test_partitions_and_arrays_lead_to_their_disks(
     assert disks_of(on("shards", number)) == found
 
 
-def test_a_missing_file_has_no_disk(tmp_path: Path) -> None:
-    assert disks_of(tmp_path / "none") == set()
-    assert ring_count([tmp_path / "none"]) == 1
-
-
 @pytest.mark.parametrize(
     ("numbers", "reads_per_s", "rings"),
     [
@@ -132,11 +127,3 @@ def test_a_loader_has_them_and_a_bounce_pool_of_as_many(
             assert loader.engine.max_read_bytes == longest
         with feature_loader(path, tables, memory=memory, tuning=nine) as loader:
             assert loader.engine.depth == 9
-
-
-@needs_uring
-def test_given_threads_win_over_disks(on: Callable[[str, str], Path]) -> None:
-    paths = [on("one", "259:0"), on("other", "259:3")]
-    count = threads_since()
-    with gids.io.open_engine(paths, "uring", direct=False, threads=1, reads_per_s=1e6):
-        assert count("gids-uring") == 1

@@ -148,18 +148,6 @@ def test_a_truncated_shard_ends_before_the_extent(device: Device, tmp_path: Path
     assert (caught.value.errno, caught.value.filename) == (errno.ENODATA, str(path))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [(9, 0, 1, 0), (0, -1, 1, 0), (0, 0, -1, 0), (0, 0, 1, 100), (0, 0, 101, 0), (0, 0, 1, -1)],
-    ids=str,
-)
-def test_an_extent_that_does_not_fit_is_a_bug(
-    device: Device, reader: PinnedExtentReader, row: tuple[int, int, int, int]
-) -> None:
-    with pytest.raises(AssertionError):
-        read(reader, columns([(0, 0, 1, 0), row]), blank(device, 100))
-
-
 def test_a_closed_reader_does_not_read(device: Device, reader: PinnedExtentReader) -> None:
     reader.close()
     with pytest.raises(RuntimeError, match="closed"):

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from children import ended, interrupted
+from children import ended
+from engines import URING
 
 import gids.io
 from gids import _core
@@ -63,14 +64,10 @@ def descriptors_of(files: list[Path]) -> list[int]:
     return [fd for fd, target in links.items() if target in names]
 
 
+@pytest.mark.parametrize("kind", ["auto", URING, "threads", "mmap"])
 def test_a_missing_file_is_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"cannot open .*absent\.bin for reading"):
         gids.io.open_engine([tmp_path / "absent.bin"], kind)
-
-
-def test_auto_does_not_hide_a_bad_file_behind_a_fallback(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"absent\.bin"):
-        gids.io.open_engine([tmp_path / "absent.bin"])
 
 
 def test_a_directory_is_refused(tmp_path: Path, kind: str) -> None:
@@ -104,21 +101,6 @@ def test_a_low_limit_of_open_files_is_raised_or_named(shards: list[Path]) -> Non
 
     ended(partial(use, True))
     ended(partial(use, False))
-
-
-@pytest.mark.skipif(bool(_core.why_no_uring()), reason="no io_uring")
-def test_a_low_limit_of_open_files_is_no_reason_for_threads(shards: list[Path]) -> None:
-    def use(hard: int, kind: str) -> None:
-        free = [os.dup(0) for _ in range(len(shards) + 1)]  # not enough for a ring, too
-        few = max(free) + 1
-        for descriptor in free:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, few + hard))
-        with gids.io.open_engine(shards, "auto") as engine:
-            assert engine.name == kind
-
-    ended(partial(use, 99, "uring"))
-    ended(partial(use, 0, "threads"))
 
 
 def test_an_unknown_kind_lists_the_known_ones(shards: list[Path]) -> None:
@@ -311,33 +293,6 @@ def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[P
     ended(use)
     assert read() == [0]
     engine.close()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
-    script = """
-        import signal, sys
-        sys.path.insert(0, sys.argv[1])
-        import numpy as np
-        import gids.io
-        from children import go_once
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
-        count = 3_000_000
-        engine = gids.io.open_engine(sys.argv[3:], sys.argv[2], depth=1, max_merge_bytes=0)
-        files, offsets = np.zeros(count, np.uint32), np.arange(count) * 4096 % (200 * 4096)
-        out = np.empty((count, 16), np.uint8)
-        go_once(lambda: engine.stats()["reads"] > 0)
-        try:
-            engine.read(files, offsets, 16, out)
-        except KeyboardInterrupt:
-            print("interrupted", engine.stats()["reads"] < count, engine.stats()["errors"] == 0)
-        assert engine.read(files[:1], offsets[:1], 16, out[:1]).tolist() == [0]
-    """
-    command = python(script, ROOT / "tests", kind, *shards)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    status, output, errors = interrupted(process)
-    assert status == 0, errors
-    assert output == "interrupted True True\n"
 
 
 @pytest.mark.parametrize("what", ["uring", "threads", "workers"])

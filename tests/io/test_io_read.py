@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from full_disk import overlay
+from full_disk import mounted
 
 import gids.io
 
@@ -116,14 +114,6 @@ def test_unaligned_neighbors_read_each_block_once(shards: list[Path], memory: Me
         assert engine.stats()["bytes_read"] == PAGE
 
 
-def test_a_read_across_two_blocks_reads_both(shards: list[Path], memory: Memory) -> None:
-    with gids.io.open_engine(shards, "threads") as engine:
-        a = engine.alignment
-        engine.read(np.zeros(1, np.uint32), np.array([a - 1]), 2, memory(1, 2))
-        assert engine.stats()["bytes_asked"] == 2
-        assert engine.stats()["bytes_read"] == max(2, 2 * a if a > 1 else 2)
-
-
 def test_no_reads_and_reads_of_nothing_return_at_once(shards: list[Path], kind: str) -> None:
     with gids.io.open_engine(shards, kind) as engine:
         none = engine.read(np.empty(0, np.uint32), np.empty(0, np.int64), PAGE, np.empty((0, PAGE), np.uint8))
@@ -132,21 +122,6 @@ def test_no_reads_and_reads_of_nothing_return_at_once(shards: list[Path], kind: 
         nothing = engine.read(np.zeros(3, np.uint32), np.zeros(3, np.int64), 0, np.empty((3, 0), np.uint8))
         assert nothing.tolist() == [0, 0, 0]
         assert engine.stats()["reads"] == 0
-
-
-def test_a_read_beyond_the_end_does_not_affect_its_neighbors(
-    shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
-) -> None:
-    with gids.io.open_engine(shards, kind) as engine:
-        files = np.ones(4, np.uint32)
-        offsets = np.array([149, 150, 151, 10**9]) * PAGE  # the file ends amid page 150
-        out = memory(4, PAGE)
-        errors = engine.read(files, offsets, PAGE, out)
-        assert errors.tolist() == [0, errno.ENODATA, errno.ENODATA, errno.ENODATA]
-        assert np.array_equal(out[0], contents[1][149 * PAGE : 150 * PAGE])
-        tail = memory(1, 1234)
-        assert engine.read(files[:1], offsets[1:2], 1234, tail).tolist() == [0]
-        assert np.array_equal(tail[0], contents[1][150 * PAGE :])
 
 
 @pytest.mark.parametrize("kind", ["threads", "mmap"])
@@ -187,8 +162,6 @@ def test_threads_share_the_depth(shards: list[Path], kind: str, threads: int, me
 # --- errors of single reads: they belong to those reads ---
 
 
-Memory = Callable[..., np.ndarray]
-PAGE = 4096
 FILES = np.zeros(16, np.uint32)
 OFFSETS = np.arange(16) * PAGE
 
@@ -239,17 +212,6 @@ def test_a_device_error_is_returned(kind: str, memory: Memory) -> None:
         assert np.array_equal(out.view(np.int64)[0], held)
 
 
-def test_reads_that_always_fail_are_tried_a_bounded_number_of_times(
-    shards: list[Path], kind: str, memory: Memory
-) -> None:
-    with gids.io.open_engine(shards, kind, depth=1) as engine:
-        engine.inject_faults([(0, i * PAGE, errno.EIO, 10**6) for i in range(16)])
-        for _ in range(20):
-            assert (engine.read(FILES, OFFSETS, PAGE, memory(16, PAGE)) == errno.EIO).all()
-        stats = engine.stats()
-        assert stats["requests"] <= 20 * (1 + 16), "merged, then each alone"
-
-
 # --- a file on a device with 4096-byte blocks: smaller reads read each enclosing block once ---
 
 
@@ -262,41 +224,26 @@ def call(*command: object) -> str:
     ).stdout.strip()
 
 
-@contextlib.contextmanager
-def new_disk(folder: Path, make: str, size_bytes: int, sector_bytes: int = 512) -> Iterator[Path]:
-    """A file system of this size in a loop device. make: the command that makes it. Needs root."""
-    if shutil.which("losetup") is None or shutil.which(make) is None:
-        pytest.skip(f"no losetup and {make}")
-    image, mount = folder / "image", folder / "mount"
-    mount.mkdir()
-    image.write_bytes(b"")
-    with image.open("r+b") as f:
-        f.truncate(size_bytes)
+@pytest.fixture(scope="module")
+def coarse_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file on an ext4 file system in a loop device with blocks of 4096 B. Needs root."""
+    if shutil.which("losetup") is None or shutil.which("mkfs.ext4") is None:
+        pytest.skip("no losetup and mkfs.ext4")
+    image = tmp_path_factory.mktemp("coarse") / "image"
+    image.touch()
+    os.truncate(image, 32 << 20)
     try:
-        device = call("losetup", "--find", "--show", "--sector-size", sector_bytes, image)
+        device = call("losetup", "--find", "--show", "--sector-size", BLOCK, image)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no loop device: {error.stderr.strip()}")
     try:
-        call(make, "-q", device)
-        try:
-            call("mount", device, mount)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no mount: {error.stderr.strip()}")
-        try:
-            yield mount
-        finally:
-            call("umount", mount)
+        call("mkfs.ext4", "-q", device)
+        with mounted(["mount", device], "a loop device") as disk:
+            file = disk / "shard.bin"
+            np.random.default_rng(5).integers(0, 256, ROWS * ROW, dtype=np.uint8).tofile(file)
+            yield file
     finally:
         call("losetup", "--detach", device)
-
-
-@pytest.fixture(scope="module")
-def coarse_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file on an ext4 file system in a loop device with blocks of 4096 B."""
-    with new_disk(tmp_path_factory.mktemp("coarse"), "mkfs.ext4", 32 << 20, BLOCK) as disk:
-        file = disk / "shard.bin"
-        np.random.default_rng(5).integers(0, 256, ROWS * ROW, dtype=np.uint8).tofile(file)
-        yield file
 
 
 def test_rows_smaller_than_a_block_read_the_enclosing_blocks(
@@ -364,30 +311,3 @@ def test_where_the_kernel_does_not_state_the_alignment_a_hole_does_not_tell_it(
         text=True,
     )
     assert told.stdout.strip() == f"{BLOCK} {[0] * 9}", told.stderr
-
-
-def test_a_copy_that_shares_blocks_is_read_in_short_pieces_too(tmp_path: Path) -> None:
-    """On XFS, where `cp` shares them. Only writes to such blocks must be longer."""
-    if tuple(map(int, platform.release().split(".")[:2])) < (6, 14):
-        pytest.skip("the kernel does not state the alignment of reads")
-    with new_disk(tmp_path, "mkfs.xfs", 320 << 20) as disk:
-        file = disk / "shard.bin"
-        file.write_bytes(os.urandom(4 * BLOCK))
-        before = gids.io.probe(file)
-        call("cp", "--reflink=always", file, disk / "copy.bin")
-        assert before["alignment"] == 512
-        for name in ("shard.bin", "copy.bin"):
-            assert gids.io.probe(disk / name) == before
-
-
-def test_btrfs_is_read_in_whole_blocks_also_in_an_overlay(tmp_path: Path) -> None:
-    """It reads others through the page cache, without an error."""
-    with new_disk(tmp_path, "mkfs.btrfs", 120 << 20) as disk:
-        file = disk / "shard.bin"
-        file.write_bytes(os.urandom(4 * BLOCK))
-        assert gids.io.probe(file)["alignment"] == os.statvfs(disk).f_bsize
-        lower = tmp_path / "lower"
-        lower.mkdir()
-        with overlay(lower, disk) as place:
-            file = shutil.copy(file, place)
-            assert gids.io.probe(file)["alignment"] == os.statvfs(disk).f_bsize

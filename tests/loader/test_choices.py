@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gids.loader.observer import describe_choices
+from gids.loader.stats import describe_choices
 
 PREDICTED = {"pack": 20.0, "other": 31.5}
 

@@ -32,7 +32,6 @@ from gids.loader import feature_loader as feature_loader_module
 from gids.loader.epoch_stream import EpochStream
 from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
-from gids.loader.observer import Observer
 from gids.loader.row_source import EpochInput
 
 
@@ -446,14 +445,6 @@ def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCapt
             assert lines[0].startswith(f"{count} minibatches in ")
 
 
-def test_profilers_see_the_stages(path: Path) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        with feature_loader(path, TABLES, memory=1 << 26) as loader:
-            list(loader.attach(minibatches(3), ids_of))
-    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("gids.")}
-    assert counts == {"gids.sample": 4, "gids.enter": 3, "gids.plan": 3, "gids.gather": 3}
-
-
 FORKED = """
 import os, sys
 from pathlib import Path
@@ -604,42 +595,23 @@ def test_an_epoch_begins_after_one_whose_end_ctrl_c_interrupted(
         assert loader._windowed is None
 
 
-class Retired(Observer):
-    """Notes the steps that are retired. `fails`: of these, once each."""
-
-    def __init__(self, *fails: BaseException) -> None:
-        self.steps, self.fails = list[int](), list(fails)
-
-    def retired(self, step: int) -> None:
-        self.steps.append(step)
-        if self.fails:
-            raise self.fails.pop()
-
-
-@pytest.mark.parametrize("where", ["a table", "an observer", "an observer's error"])
 def test_an_interrupted_end_that_is_repeated_leaves_the_next_epoch_alone(
-    path: Path, source: Ids, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "gids")
-    observer, cancel = Retired(), FeatureCache.cancel
-    with feature_loader(path, TABLES, memory=1 << 24, window=4, observer=observer) as loader:
+    cancel = FeatureCache.cancel
+    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
         streams = [loader.attach(minibatches(9), ids_of)]
         next(streams[0]), next(streams[0])
         with monkeypatch.context() as patch:
-            if where == "a table":
-                patch.setattr(FeatureCache, "cancel", lambda cache: (cancel(cache), interrupt()))
-            else:
-                observer.fails.append(Interrupt() if where == "an observer" else ValueError("mine"))
-            with pytest.raises((Interrupt, ValueError)):
+            patch.setattr(FeatureCache, "cancel", lambda cache: (cancel(cache), interrupt()))
+            with pytest.raises(Interrupt):
                 streams[0].close()
         after = loader.attach(minibatches(9, 1), ids_of)
         check(source, *next(after))
-        before = list(observer.steps)
         streams.clear()  # the first one ends again
-        assert observer.steps == before
         for minibatch, features in after:
             check(source, minibatch, features)
-        assert observer.steps == list(range(loader._observers._entered))
     said = [r.getMessage().split(" in ")[0] for r in caplog.records if "minibatches in" in r.getMessage()]
     assert said == ["2 minibatches", "9 minibatches"]
 

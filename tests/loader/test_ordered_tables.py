@@ -15,13 +15,12 @@ from loader_example import ROWS, Ids, check, ids_of, make_source, minibatches
 from open_options import feature_loader
 
 import gids
+from gids.bench.trace import TouchedPages
 from gids.cache import page_heat
 from gids.cuda.device import Device
-from gids.errors import FormatError, StorageError
+from gids.errors import StorageError
 from gids.heat import hottest_nodes
 from gids.store import FeatureStore
-from gids.trace import record
-from gids.trace.recording import RowTrace, Trace
 from gids.write import DatasetWriter
 
 PAPERS = "paper.feat"
@@ -144,24 +143,10 @@ def pages_by_minibatch(store: FeatureStore, batches: list[Ids]) -> list[list[int
     return [list(dict.fromkeys((order[m[PAPERS].numpy()] // table.rows_per_page).tolist())) for m in batches]
 
 
-def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, tmp_path: Path) -> None:
-    batches = minibatches(6, 2)
-    for rows, name in ((False, "pages.trace"), (True, "rows.trace")):
-        with feature_loader(store, [PAPERS], memory=1 << 24) as loader:
-            with record(loader, tmp_path / name, rows=rows):
-                for _ in loader.attach(batches, lambda m: {PAPERS: m[PAPERS]}):
-                    pass
-    with Trace(tmp_path / "pages.trace") as trace:
-        assert [trace.pages(i).tolist() for i in range(6)] == pages_by_minibatch(store, batches)
-    with RowTrace(tmp_path / "rows.trace") as trace:
-        found = trace.minibatches(PAPERS, ROWS)
-        assert [rows.tolist() for rows in found()] == [
-            list(dict.fromkeys(m[PAPERS].tolist())) for m in batches
-        ]
-        with pytest.raises(FormatError, match="from another dataset"):
-            trace.minibatches(PAPERS, 7)
-    with pytest.raises(FormatError, match="a trace of pages"):
-        RowTrace(tmp_path / "pages.trace")
+def test_the_pages_of_an_ordered_table_are_those_of_the_positions(store: FeatureStore) -> None:
+    table, batches = store.table(PAPERS), minibatches(6, 2)
+    touched = TouchedPages(table.page_count, table.rows_per_page, table.order)
+    assert [touched.of(m[PAPERS].numpy()).tolist() for m in batches] == pages_by_minibatch(store, batches)
 
 
 def test_device_memory_has_room_for_the_positions_of_rows(

@@ -1,9 +1,8 @@
-"""Packs with samplers and objects of other libraries: every minibatch has its own rows."""
+"""Packs with samplers and objects of other people: every minibatch has its own rows."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from packs_example import cut_small
 from test_spool import UNFIT, Raises, TwoArguments
 
 import gids
-import gids.pyg
 from gids.sampler import Neighbor
 from gids.write import DatasetWriter
 
@@ -31,52 +29,22 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def pyg_loader(source: gids.Source, transform: Callable[[Any], Any], **options: Any) -> Any:
-    return gids.pyg.NeighborLoader(
-        source, [4, 4], batch_size=50, shuffle=True, transform_sampler_output=transform, **options
-    )
+class Random:
+    """A user's sampler, which draws other neighbors each time."""
+
+    def __init__(self) -> None:
+        self.own = Neighbor([4, 4])
+
+    def sample(self, topology: Any, seeds: Any, **numbers: int) -> Any:
+        return self.own.sample(topology, seeds, seed=int(torch.randint(1 << 40, ())))
 
 
-def keep_some(output: Any) -> Any:
-    """Another subset of the nodes each time."""
-    seeds = output.num_sampled_nodes[0]
-    keep = torch.rand(len(output.node)) < 0.5
-    keep[:seeds] = True
-    number = torch.cumsum(keep, 0) - 1
-    edges = keep[output.row] & keep[output.col]
-    output.node = output.node[keep]
-    output.row, output.col = number[output.row[edges]], number[output.col[edges]]
-    output.edge = None if output.edge is None else output.edge[edges]
-    output.num_sampled_nodes = output.num_sampled_edges = None
-    return output
-
-
-def check(minibatches: Any, count: int) -> None:
-    returned = 0
-    for data in minibatches:
-        assert torch.equal(data.x[:, 0], data.n_id * 16.0)
-        returned += 1
-    assert returned == count
-
-
-@pytest.mark.parametrize("kind", ["transform", "sampler"])
-def test_a_random_sampler_of_pyg(one: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_sampler(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_small(monkeypatch, minibatches=7)
     with gids.open(one, memory="16MB", reads="pack", window=4) as source:
-        if kind == "transform":
-            loader = pyg_loader(source, keep_some)
-        else:
-            own = gids.pyg.NeighborSampler(source, [4, 4])
-
-            class Other(gids.pyg.NeighborSampler):
-                def sample_from_nodes(self, inputs: Any, **options: Any) -> Any:
-                    return keep_some(own.sample_from_nodes(inputs, **options))
-
-            loader = gids.pyg.NeighborLoader(
-                source, None, neighbor_sampler=Other(source, [4, 4]), batch_size=50, shuffle=True
-            )
-        for _ in range(2):
-            check(loader, len(loader))
+        loader = gids.NodeLoader(source, torch.arange(NODES), Random(), batch_size=50, shuffle=True)
+        for minibatch in [*loader, *loader]:
+            assert torch.equal(minibatch.features["n.x"][:, 0], minibatch.input_nodes * 16.0)
         assert loader.stats()["packs"]["minibatches"] == 2 * len(loader)
 
 

@@ -21,6 +21,7 @@ from test_packs_on_a_bad_disk import check_error, flip_bit, needs, place
 
 import gids
 from gids.errors import MemoryBudgetError, StorageError
+from gids.loader.readers import CacheReader
 from gids.sampler import Minibatch
 
 Ids = dict[str, torch.Tensor]
@@ -160,13 +161,9 @@ def test_an_epoch_that_is_left_counts(path: Path, in_between: bool) -> None:
 
 @pytest.mark.parametrize("held", [False, True], ids=["", "while another thread has the lock"])
 def test_a_stream_that_the_garbage_collector_ends_counts_for_its_own_loader(
-    path: Path, held: bool, request: pytest.FixtureRequest
+    path: Path, held: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While another loader reads, whose counters go on. It may run anywhere, so it waits for no lock."""
-
-    class Collecting(gids.loader.Observer):
-        def entered(self, *_: object) -> None:
-            gc.collect()
 
     with open_source(path, "random") as source:
         loader, other = open_loader(source), validation(source)
@@ -184,8 +181,9 @@ def test_a_stream_that_the_garbage_collector_ends_counts_for_its_own_loader(
                 collecting.start()
                 collecting.join(30)
                 assert not collecting.is_alive()
-        with loader._features.feature_loader.observe(Collecting()):
-            next(iter(loader))
+        plan = CacheReader.plan
+        monkeypatch.setattr(CacheReader, "plan", lambda reader: (plan(reader), gc.collect()))
+        next(iter(loader))
         assert loader.stats()["pages"] > own["pages"]
         assert other.stats()["pages"] == before["pages"]
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from datasets import same_bits
@@ -30,9 +29,8 @@ from packs_example import (
 )
 
 import gids
-import gids.trace
 from gids.errors import StorageError
-from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
+from gids.loader import pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.learned import Choice, Learned
 from gids.packs import Spool, Superbatch, memory
@@ -53,45 +51,14 @@ def papers(minibatch: Minibatch) -> dict[str, torch.Tensor]:
     return {"paper.feat": minibatch.input_nodes["paper"]}  # type: ignore[index]
 
 
-class Noted(Observer):
-    """Notes the events of each step: who observes must not see which reader read it."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[int, str]] = []
-        self.ids: list[Any] = []
-
-    def entered(self, step: int, ids: Any) -> None:
-        self.events.append((step, "entered"))
-        self.ids.append(ids)
-
-    def planned(self, step: int) -> None:
-        self.events.append((step, "planned"))
-
-    def gathered(self, step: int) -> None:
-        self.events.append((step, "gathered"))
-
-    def retired(self, step: int) -> None:
-        self.events.append((step, "retired"))
-
-    def check(self, nodes: list[Any]) -> None:
-        events = ["entered", "planned", "gathered", "retired"]
-        assert sorted(self.events, key=lambda event: event[0]) == [
-            (step, event) for step in range(len(nodes)) for event in events
-        ]
-        for ids, of in zip(self.ids, nodes, strict=True):
-            assert torch.equal(ids["paper.feat"], of["paper"])
-
-
 def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any) -> dict[str, Any]:
     """Compare epochs; return what was counted."""
     with open_source(path, "auto", **options) as source:
-        loader, noted = open_loader(source), Noted()
+        loader = open_loader(source)
         assert len(loader) == COUNT
-        with loader.feature_loader.observe(noted):  # type: ignore[union-attr]
-            for _ in range(epochs):
-                loader.epoch = 0
-                assert_all_same(expected, loader)
-        noted.check(epochs * [minibatch.input_nodes for minibatch in expected])
+        for _ in range(epochs):
+            loader.epoch = 0
+            assert_all_same(expected, loader)
         loader.close()
         assert not scratch_files(path)
         found: dict[str, Any] = loader.stats()
@@ -446,25 +413,6 @@ def test_a_slow_first_step_does_not_count(
             if step == 0:
                 time.sleep(0.6)
         assert loader.stats()["packs"]["minibatches"] == COUNT - 1
-
-
-def test_the_rows_of_a_run_are_recorded_however_they_are_read(path: Path, tmp_path: Path) -> None:
-    traces = []
-    for reads in ("random", "pack"):
-        with open_source(path, reads) as source:
-            loader = open_loader(source)
-            with gids.trace.record(loader, tmp_path / reads, rows=True):
-                assert len(list(loader)) == COUNT
-            assert loader.stats()["packs"]["minibatches"] == (COUNT if reads == "pack" else 0)
-        with np.load(tmp_path / reads) as arrays:
-            traces.append({name: arrays[name] for name in arrays})
-    assert traces[0].keys() == traces[1].keys()
-    assert all(np.array_equal(array, traces[1][name]) for name, array in traces[0].items())
-    with (
-        open_source(path, "pack") as source,
-        pytest.raises(ValueError, match="packs have no cache to record"),
-    ):
-        gids.trace.record(open_loader(source), tmp_path / "pages").__enter__()
 
 
 @pytest.mark.usefixtures("_packs_pay")

@@ -3,62 +3,88 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.cuda import Device
-from gids.store import Graph
+from gids.store import FeatureStore, graphs_of
 from gids.store.names import Relation
 from gids.write import DatasetWriter
 from gids.write.edges import edge_list
 
 PAPERS, AUTHORS = 600, 150
+COUNTS = {"paper": PAPERS, "author": AUTHORS}
 CITES: Relation = ("paper", "cites", "paper")
 WRITES: Relation = ("author", "writes", "paper")
 WRITTEN: Relation = ("paper", "written by", "author")
 
 
-def sample_all(
-    graphs: list[Graph], seeds: Mapping[str, list[int]], hops: int
-) -> tuple[dict[str, list[int]], dict[Relation, list[tuple[int, int, int]]], dict, dict]:
-    """pyg-lib's loop with all neighbors taken: each hop expands the nodes that the last one found, once.
+class AllNeighbors(BaseSampler):
+    """A sampler of PyG in plain Python: pyg-lib's loop with all neighbors taken. Each hop expands the nodes
+    that the last one found, once. PyG's own loaders run with it, over data in memory and over gids' stores.
 
-    Nodes by type; (row, col, edge id) by relation; the counts of nodes and of edges that each hop found.
+    store: has the topology. hops: for each hop, the relations that it takes; None takes all.
     """
-    types = {t for g in graphs for t in (g.relation[0], g.relation[2])}
-    nodes = {t: list(seeds.get(t, [])) for t in types}
-    place = {t: {} for t in types}
-    for t, ids in nodes.items():
-        for i, v in enumerate(ids):
-            place[t].setdefault(v, i)
-    edges: dict[Relation, list[tuple[int, int, int]]] = {g.relation: [] for g in graphs}
-    node_counts = {t: [len(ids)] for t, ids in nodes.items()}
-    edge_counts: dict[Relation, list[int]] = {g.relation: [] for g in graphs}
-    begins = dict.fromkeys(types, 0)
-    for _ in range(hops):
-        ends = {t: len(ids) for t, ids in nodes.items()}
-        for g in graphs:
-            src, _, dst = g.relation
-            before = len(edges[g.relation])
-            for col in range(begins[dst], ends[dst]):
-                v = nodes[dst][col]
-                for position in range(g.indptr[v], g.indptr[v + 1]):
-                    u = int(g.indices[position])
-                    if u not in place[src]:
-                        place[src][u] = len(nodes[src])
-                        nodes[src].append(u)
-                    e = position if g.edge_ids is None else int(g.edge_ids[position])
-                    edges[g.relation].append((place[src][u], col, e))
-            edge_counts[g.relation].append(len(edges[g.relation]) - before)
-        for t in types:
-            node_counts[t].append(len(nodes[t]) - ends[t])
-        begins = ends
-    return nodes, edges, node_counts, edge_counts
+
+    def __init__(self, store: FeatureStore, hops: Sequence[set[Relation] | None]) -> None:
+        self.graphs, self.hops = graphs_of(store), hops
+
+    def sample_from_nodes(self, index: NodeSamplerInput) -> Any:
+        return node_sample(index, self._sample)
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: Any = None) -> Any:
+        counts = PAPERS if index.input_type is None else COUNTS
+        return edge_sample(index, self._sample, counts, False, None, neg_sampling)
+
+    def _sample(self, seeds: Any, times: None = None) -> SamplerOutput | HeteroSamplerOutput:
+        types = {t for g in self.graphs for t in (g.relation[0], g.relation[2])}
+        by_type = seeds if isinstance(seeds, dict) else {"paper": seeds}
+        nodes = {t: by_type[t].tolist() if t in by_type else [] for t in types}
+        place = {t: {v: i for i, v in reversed(list(enumerate(ids)))} for t, ids in nodes.items()}
+        edges: dict[Relation, list[tuple[int, int, int]]] = {g.relation: [] for g in self.graphs}
+        node_counts = {t: [len(ids)] for t, ids in nodes.items()}
+        edge_counts: dict[Relation, list[int]] = {g.relation: [] for g in self.graphs}
+        begins = dict.fromkeys(types, 0)
+        for taken in self.hops:
+            ends = {t: len(ids) for t, ids in nodes.items()}
+            for g in self.graphs:
+                src, _, dst = g.relation
+                before = len(edges[g.relation])
+                for col in range(begins[dst], ends[dst]) if taken is None or g.relation in taken else ():
+                    v = nodes[dst][col]
+                    for position in range(g.indptr[v], g.indptr[v + 1]):
+                        u = int(g.indices[position])
+                        if u not in place[src]:
+                            place[src][u] = len(nodes[src])
+                            nodes[src].append(u)
+                        e = position if g.edge_ids is None else int(g.edge_ids[position])
+                        edges[g.relation].append((place[src][u], col, e))
+                edge_counts[g.relation].append(len(edges[g.relation]) - before)
+            for t in types:
+                node_counts[t].append(len(nodes[t]) - ends[t])
+            begins = ends
+        ids = {t: torch.tensor(n, dtype=torch.int64) for t, n in nodes.items()}
+        found = {r: torch.tensor(e, dtype=torch.int64).view(-1, 3).T for r, e in edges.items()}
+        if not isinstance(seeds, dict):
+            row, col, edge = found[CITES]
+            counts = {"num_sampled_nodes": node_counts["paper"], "num_sampled_edges": edge_counts[CITES]}
+            return SamplerOutput(ids["paper"], row, col, edge, **counts)
+        row, col, edge = ({r: e[i] for r, e in found.items()} for i in range(3))
+        counts = {"num_sampled_nodes": node_counts, "num_sampled_edges": edge_counts}
+        return HeteroSamplerOutput(ids, row, col, edge, **counts)
 
 
 def random_edges(num_src: int, num_dst: int, seed: int) -> torch.Tensor:
@@ -96,24 +122,19 @@ def heterogeneous() -> HeteroData:
 
 def write(path: Path, data: Data | HeteroData) -> Path:
     """The dataset of which data is the twin: the same nodes, edge ids, features and labels."""
+    is_one = isinstance(data, Data)
     with DatasetWriter(path) as writer:
-        if isinstance(data, Data):
-            nodes = [("paper", data)]
-            edges = [(CITES, data)]
-        else:
-            nodes, edges = list(data.node_items()), list(data.edge_items())
-        counts = {t: len(s.x) for t, s in nodes}
-        for ntype, storage in nodes:
+        for ntype, storage in [("paper", data)] if is_one else data.node_items():
             writer.write_table("node", ntype, "feat", storage.x)
             if "y" in storage:
                 writer.write_labels(ntype, storage.y)
-        for relation, storage in edges:
+        for relation, storage in [(CITES, data)] if is_one else data.edge_items():
             for attribute, key in (("edge_attr", "feat"), ("edge_label", "edge_label")):
                 if attribute in storage:
                     writer.write_table("edge", relation, key, storage[attribute])
-            row, col = storage.edge_index
-            num_src, num_dst = counts[relation[0]], counts[relation[2]]
-            writer.write_edges(relation, edge_list(row, col, num_src=num_src, num_dst=num_dst))
+            num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
+            edges = edge_list(*storage.edge_index, num_src=num_src, num_dst=num_dst)
+            writer.write_edges(relation, edges)
     return path
 
 
@@ -121,16 +142,6 @@ def stores(data: Data | HeteroData) -> dict[Any, Any]:
     if isinstance(data, Data):
         return {None: data}
     return {**dict(data.node_items()), **dict(data.edge_items())}
-
-
-def assert_part_of(batch: HeteroData, several: HeteroData) -> None:
-    """A minibatch has the features of its nodes, and edges of the whole graph."""
-    for ntype in ("paper", "author"):
-        assert torch.equal(batch[ntype].x, several[ntype].x[batch[ntype].n_id])
-    for relation in (CITES, WRITES, WRITTEN):
-        row, col = batch[relation].edge_index
-        ends = torch.stack([batch[relation[0]].n_id[row], batch[relation[2]].n_id[col]])
-        assert torch.equal(ends, several[relation].edge_index[:, batch[relation].e_id])
 
 
 def assert_same(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, assert_all_same, assert_same, write
+from pyg_model import CITES, PAPERS, WRITES, AllNeighbors, assert_all_same, write
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -40,13 +40,9 @@ def test_minibatches_are_those_of_pygs_own_loader(
         with gids.pyg.LinkNeighborLoader(path, [-1, -1], edges, **options) as loader:
             ours = list(loader)
             assert len(loader) == len(ours) == 4
-            assert_same(loader(range(32)), ours[0])
-        sampler = gids.pyg.NeighborSampler(data, [-1, -1])
+        sampler = AllNeighbors(gids.FeatureStore(path), [None, None])
         theirs = PygLinkNeighborLoader(data, [-1, -1], edges, neighbor_sampler=sampler, **options)
         assert_all_same(ours, theirs)
-        in_memory = gids.pyg.LinkNeighborLoader(data, [-1, -1], edges, **options)
-        assert type(in_memory) is PygLinkNeighborLoader
-        assert_all_same(in_memory, theirs)
 
 
 def test_labels_of_seed_edges_take_the_place_of_a_table(several: HeteroData, tmp_path: Path) -> None:
@@ -57,8 +53,10 @@ def test_labels_of_seed_edges_take_the_place_of_a_table(several: HeteroData, tmp
     path = write(tmp_path / "labelled.gids", data)
     edges = (WRITES, data[WRITES].edge_index[:, :50])
     options: dict[str, Any] = {"batch_size": 25, "edge_label": torch.arange(50) + 7}
+    sampler = AllNeighbors(gids.FeatureStore(path), [None])
     with gids.pyg.LinkNeighborLoader(path, [-1], edges, **options) as loader:
-        assert_all_same(loader, gids.pyg.LinkNeighborLoader(data, [-1], edges, **options))
+        theirs = PygLinkNeighborLoader(data, [-1], edges, neighbor_sampler=sampler, **options)
+        assert_all_same(loader, theirs)
 
 
 def test_all_edges_are_seeds_by_default(
@@ -89,83 +87,25 @@ def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
         (several_path, (WRITES, several[WRITES].edge_index[:, :100]), WRITES, (150, PAPERS)),
     ):
         given = edges if relation is None else edges[1]
-        for negatives, amount in ((None, 1), ("binary", 1), ({"mode": "binary", "amount": 0.5}, 0.5)):
-            options: dict[str, Any] = {"batch_size": 40, "neg_sampling": negatives}
-            if negatives is None:
-                options["neg_sampling_ratio"] = 1.0
-            found = []
-            for window in (0, 16):
-                with (
-                    gids.open(path, memory=64 << 20, window=window) as source,
-                    gids.pyg.LinkNeighborLoader(source, [2], edges, shuffle=True, **options) as loader,
-                ):
-                    found.append([pairs_of(batch, relation) for _ in range(2) for batch in loader])
-                    state = loader.state_dict()
-                    batch = next(iter(loader))
+        for sampling, amount in (
+            ({"neg_sampling_ratio": 1.0}, 1),
+            ({"neg_sampling": {"mode": "binary", "amount": 0.5}}, 0.5),
+        ):
+            options: dict[str, Any] = {"batch_size": 40, "shuffle": True, **sampling}
+            with gids.pyg.LinkNeighborLoader(path, [2], edges, **options) as loader:
+                found = [pairs_of(batch, relation) for _ in range(2) for batch in loader]
+                state = loader.state_dict()
+                batch = next(iter(loader))
             of_edges = batch if relation is None else batch[relation]
             assert torch.equal(pairs_of(batch, relation)[:, :40], given[:, of_edges.input_id])
             assert of_edges.edge_label.tolist() == [1.0] * 40 + [0.0] * int(40 * amount)
-            assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-            assert not torch.equal(found[0][0][:, 40:], found[0][3][:, 40:])  # epoch 1
-            for ends, limit in zip(torch.cat([f[:, 40:] for f in found[0]], 1), limits, strict=True):
+            assert not torch.equal(found[0][:, 40:], found[3][:, 40:])  # epoch 1
+            for ends, limit in zip(torch.cat([f[:, 40:] for f in found], 1), limits, strict=True):
                 assert 0 <= ends.min() < limit // 4
                 assert limit - limit // 4 < ends.max() < limit
-            with (
-                gids.open(path, memory=64 << 20) as source,
-                gids.pyg.LinkNeighborLoader(source, [2], edges, shuffle=True, **options) as loader,
-            ):
+            with gids.pyg.LinkNeighborLoader(path, [2], edges, **options) as loader:
                 loader.load_state_dict(state)
                 assert torch.equal(pairs_of(next(iter(loader)), relation), pairs_of(batch, relation))
-
-
-def test_no_seed_edges_have_no_labels(one_path: Path) -> None:
-    options: dict[str, Any] = {"edge_label": torch.empty(0), "neg_sampling": "binary"}
-    assert not list(gids.pyg.LinkNeighborLoader(one_path, [2], torch.ones(2, 0).long(), **options))
-
-
-def test_a_state_of_other_negatives_is_refused_with_any_sampler(one_path: Path) -> None:
-    sampler = gids.pyg.NeighborSampler(one_path, [2])
-    for options in ({"num_neighbors": [2]}, {"num_neighbors": None, "neighbor_sampler": sampler}):
-        with gids.pyg.LinkNeighborLoader(one_path, neg_sampling="binary", **options) as loader:
-            state = loader.state_dict()
-            loader.load_state_dict(state)
-        with gids.pyg.LinkNeighborLoader(one_path, neg_sampling="triplet", **options) as loader:
-            with pytest.raises(ValueError, match="negatives=binary"):
-                loader.load_state_dict(state)
-
-
-def test_a_state_of_another_sampler_or_transform_is_refused(
-    one_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Other(gids.pyg.NeighborSampler):
-        def __init__(self, count: int) -> None:
-            super().__init__(one_path, [count])
-            self.count = count
-
-        def __repr__(self) -> str:
-            return f"Other({self.count})"
-
-    def same(output: Any) -> Any:
-        return output
-
-    def state_of(**options: Any) -> Any:
-        with gids.pyg.NeighborLoader(one_path, **options) as loader:
-            return loader.state_dict()
-
-    def load(state: Any, **options: Any) -> None:
-        with gids.pyg.NeighborLoader(one_path, **options) as loader:
-            loader.load_state_dict(state)
-
-    state = state_of(num_neighbors=None, neighbor_sampler=Other(2))
-    load(state, num_neighbors=None, neighbor_sampler=Other(2))
-    assert not caplog.records
-    with pytest.raises(ValueError, match=r"Other\(2\).*Other\(20\)"):
-        load(state, num_neighbors=None, neighbor_sampler=Other(20))
-    state = state_of(num_neighbors=[2], transform_sampler_output=same)
-    load(state, num_neighbors=[2], transform_sampler_output=same)
-    assert "same has no __repr__" in caplog.text
-    with pytest.raises(ValueError, match="transform="):
-        load(state, num_neighbors=[2])
 
 
 def test_triplets(one: Data, one_path: Path, several: HeteroData, several_path: Path) -> None:

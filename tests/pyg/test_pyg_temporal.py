@@ -1,4 +1,4 @@
-"""time_attr and disjoint of gids.pyg's loaders on a device, and negatives with times on several ranks."""
+"""gids.pyg's loaders by time, on a device, on several ranks, and with other options of their source."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from open_options import tuned
 from pyg_model import (
     AUTHORS,
     CITES,
+    COUNTS,
     PAPERS,
     WRITES,
     WRITTEN,
-    assert_same,
+    assert_all_same,
     assert_same_on,
-    random_edges,
     stores,
 )
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NodeSamplerInput
-from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gids.pyg
 from gids.cuda import Device
 from gids.write import DatasetWriter, edge_list
 
 LATEST = 1000
-COUNTS = {"paper": PAPERS, "author": AUTHORS}
 
 
 def timed(path: Path, data: Data | HeteroData, seed: int = 5) -> Path:
@@ -63,45 +60,67 @@ def several_timed(tmp_path_factory: pytest.TempPathFactory, several: HeteroData)
     return timed(tmp_path_factory.mktemp("times") / "several.gids", several)
 
 
+def test_neighbors_are_not_later_than_the_seed(one: Data, one_timed: Path) -> None:
+    """Times of nodes and of edges, from tables of any name."""
+    store, source = gids.FeatureStore(one_timed), one_timed
+    when = store.read_rows(range(PAPERS), "paper.when").view(-1)
+    since = store.read_rows(range(one.num_edges), "paper.cites.paper.since").view(-1)
+    generator = torch.Generator().manual_seed(5)
+    seeds, times = torch.arange(100), torch.randint(1000, (100,), generator=generator)
+    for attr, strategy in (("when", "uniform"), ("since", "uniform"), ("since", "last")):
+        loader = gids.pyg.NeighborLoader(
+            source, [2, -1], seeds, times, time_attr=attr, temporal_strategy=strategy, batch_size=30
+        )
+        found = 0
+        for batch in loader:
+            assert torch.equal(batch.seed_time, times[batch.input_id])
+            tree = batch.batch[batch.edge_index[1]]
+            sources = batch.n_id[batch.edge_index[0]]
+            time = since[batch.e_id] if attr == "since" else when[sources]
+            assert (time <= batch.seed_time[tree]).all()
+            assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
+            found += len(tree)
+        assert found > 50
+    own = gids.pyg.NeighborLoader(source, [2], seeds, time_attr="when", batch_size=30)
+    for batch in own:  # without input_time the seeds' own times
+        tree = batch.batch[batch.edge_index[1]]
+        limits = when[seeds[batch.input_id]][tree]
+        assert (when[batch.n_id[batch.edge_index[0]]] <= limits).all()
+    edges, label_times = one.edge_index[:, :90], times[:90] + 200
+    for negatives in ("binary", "triplet"):
+        options: dict[str, Any] = {"time_attr": "when", "neg_sampling": negatives, "batch_size": 30}
+        for batch in gids.pyg.LinkNeighborLoader(source, [-1], edges, None, label_times, **options):
+            seed_time = batch.edge_label_time[:30] if negatives == "binary" else batch.seed_time
+            assert torch.equal(seed_time, label_times[batch.input_id])
+            tree = batch.batch[batch.edge_index[1]]
+            assert (when[batch.n_id[batch.edge_index[0]]] <= seed_time[tree]).all()
+
+
 @pytest.mark.slow
-def test_trees_of_a_device_are_those_of_the_cpu(
-    one_timed: Path, several_timed: Path, device: Device, cuda_is: Callable[[Device], None]
+def test_minibatches_of_a_device_are_those_of_the_cpu(
+    one: Data, one_timed: Path, several_timed: Path, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    times = torch.randint(LATEST, (70,), generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    times = torch.randint(LATEST, (90,), generator=generator)
     by_time: dict[str, Any] = {"time_attr": "when", "input_time": times}
-    for path, seeds in ((one_timed, torch.arange(70)), (several_timed, ("author", torch.arange(70)))):
-        for options in (
-            {"disjoint": True},
-            {"disjoint": True, "subgraph_type": "bidirectional"},
-            {"time_attr": "when"},
-            {**by_time, "replace": True},
-            {**by_time, "temporal_strategy": "last", "transform_sampler_output": lambda output: output},
-            {**by_time, "time_attr": "since", "temporal_strategy": "last"},
-            {**by_time, "time_attr": "since", "weight_attr": "since", "subgraph_type": "bidirectional"},
+    authors = ("author", torch.arange(90))
+    for path, seeds, edges in (
+        (one_timed, torch.arange(90), one.edge_index[:, :90]),
+        (several_timed, authors, (WRITES, torch.randint(AUTHORS, (2, 90), generator=generator))),
+    ):
+        nodes = partial(gids.pyg.NeighborLoader, path, [3, -1], seeds, batch_size=30, shuffle=True)
+        links = partial(gids.pyg.LinkNeighborLoader, path, [3, 2], edges, batch_size=40, shuffle=True)
+        for make, options in (
+            (nodes, {"weight_attr": "since", "topology_on": "device"}),
+            (nodes, {"disjoint": True, "subgraph_type": "bidirectional"}),
+            (nodes, {**by_time, "replace": True}),
+            (nodes, {**by_time, "time_attr": "since", "temporal_strategy": "last"}),
+            (nodes, {**by_time, "time_attr": "since", "weight_attr": "since"}),
+            (links, {"disjoint": True, "neg_sampling": "triplet"}),
+            (links, {"time_attr": "when", "edge_label_time": times, "neg_sampling": "binary"}),
         ):
-            make = partial(gids.pyg.NeighborLoader, path, [3, -1], seeds)
-            assert_same_on(device, make, batch_size=30, shuffle=True, **options)
-
-
-@pytest.mark.slow
-def test_links_with_times_on_a_device_are_those_of_the_cpu(
-    one: Data,
-    one_timed: Path,
-    several_timed: Path,
-    device: Device,
-    cuda_is: Callable[[Device], None],
-) -> None:
-    cuda_is(device)
-    for path, edges, count in ((one_timed, one.edge_index[:, :90], 90), (several_timed, WRITES, 2400)):
-        times = torch.randint(LATEST, (count,), generator=torch.Generator().manual_seed(2))
-        for options in (
-            {"disjoint": True, "neg_sampling": "triplet"},
-            {"time_attr": "when", "edge_label_time": times, "neg_sampling": "binary"},
-            {"time_attr": "since", "edge_label_time": times, "neg_sampling": "triplet"},
-        ):
-            make = partial(gids.pyg.LinkNeighborLoader, path, [3, 2], edges)
-            assert_same_on(device, make, 2, batch_size=40, shuffle=True, **options)
+            assert_same_on(device, make, 2, **options)
 
 
 def seeds_and_negatives(
@@ -137,16 +156,13 @@ def test_negatives_with_trees_are_the_same_on_any_number_of_ranks(
             given: dict[str, Any] = {"neg_sampling": {"mode": "binary", "amount": 3}, **options}
             alone = seeds_and_negatives(path, edges, relation, batch_size=40, **given)
             assert len(alone) == 3
-            for ranks in (4,):
-                together = [
-                    seeds_and_negatives(
-                        path, edges, relation, batch_size=40 // ranks, rank=rank, world_size=ranks, **given
-                    )
-                    for rank in range(ranks)
-                ]
-                for step, (ids, negatives) in enumerate(alone):
-                    assert torch.equal(torch.cat([rank[step][0] for rank in together]), ids)
-                    assert torch.equal(torch.cat([rank[step][1] for rank in together], 2), negatives)
+            of_ranks = [
+                seeds_and_negatives(path, edges, relation, batch_size=10, rank=rank, world_size=4, **given)
+                for rank in range(4)
+            ]
+            for step, (ids, negatives) in enumerate(alone):
+                assert torch.equal(torch.cat([rank[step][0] for rank in of_ranks]), ids)
+                assert torch.equal(torch.cat([rank[step][1] for rank in of_ranks], 2), negatives)
             if options.get("time_attr") != "when":
                 continue
             limits = times[torch.cat([ids for ids, _ in alone])]
@@ -161,121 +177,84 @@ def test_negatives_with_trees_are_the_same_on_any_number_of_ranks(
                 assert len(drawn.unique()) > 60
 
 
-def test_negatives_that_not_every_seed_edge_has_are_in_the_tree_of_theirs(
-    one: Data, one_path: Path, several: HeteroData, several_path: Path
-) -> None:
-    for path, data, relation in ((one_path, one, None), (several_path, several, WRITES)):
-        edges = stores(data)[relation].edge_index[:, :9]
-        given: Any = edges if relation is None else (relation, edges)
-        options: dict[str, Any] = {"disjoint": True, "batch_size": 9}
-        for amount, count in ((0.5, 5), (1.5, 14)):
-            negatives = {"mode": "binary", "amount": amount}
-            with gids.pyg.LinkNeighborLoader(path, [2], given, neg_sampling=negatives, **options) as loader:
-                [batch] = loader
-            of, tree = stores(batch), torch.arange(9 + count) % 9
-            for ntype, ends in zip(
-                (None, None) if relation is None else relation[::2],
-                of[relation].edge_label_index,
-                strict=True,
-            ):
-                assert torch.equal(of[ntype].batch[ends], tree)
+def test_negatives_that_not_every_seed_edge_has_are_in_the_tree_of_theirs(one: Data, one_path: Path) -> None:
+    options: dict[str, Any] = {"edge_label_index": one.edge_index[:, :9], "disjoint": True, "batch_size": 9}
+    for amount, count in ((0.5, 5), (1.5, 14)):
+        negatives = {"mode": "binary", "amount": amount}
+        with gids.pyg.LinkNeighborLoader(one_path, [2], neg_sampling=negatives, **options) as loader:
+            [batch] = loader
+        for ends in batch.edge_label_index:
+            assert torch.equal(batch.batch[ends], torch.arange(9 + count) % 9)
 
 
-@pytest.mark.parametrize("group", [None, "default"])
-@pytest.mark.parametrize("name", ["time", "since"])
-def test_times_in_other_peoples_stores_of_one_type(group: str | None, name: str) -> None:
-    """As in PyG, the group says nothing: "time" is of nodes, another name of edges."""
-    edges, count = random_edges(50, 50, 3), 50
-    times = torch.arange(count if name == "time" else edges.shape[1]).flip(0)
-    edges = edges[:, edges[1].argsort()]
-    features, graphs = MyFeatureStore(), MyGraphStore()
-    graphs.put_edge_index(edges, edge_type=None, layout="coo", is_sorted=True, size=(count, count))
-    features.put_tensor(torch.zeros(count, 2), group_name=group, attr_name="x", index=None)
-    features.put_tensor(times, group_name=group, attr_name=name, index=None)
-    data = Data(torch.zeros(count, 2), edges, **{name: times})
-    inputs = NodeSamplerInput(None, torch.arange(count), torch.arange(count) * (len(times) // count))
-    drawn = []
-    for source in (data, (features, graphs)):
-        torch.manual_seed(0)
-        sampler = gids.pyg.NeighborSampler(source, [3, -1], time_attr=name)
-        assert sampler.topology(False).node_counts == [count]
-        drawn.append(sampler.sample_from_nodes(inputs))
-    assert str(drawn[0]) == str(drawn[1])
-    limits = inputs.time[drawn[0].batch[drawn[0].row]]
-    sampled = drawn[0].node[drawn[0].row] if name == "time" else drawn[0].edge
-    assert len(sampled) > 20
-    assert (times[sampled] <= limits).all()
-    features.put_tensor(times, group_name="other", attr_name=name, index=None)
-    with pytest.raises(ValueError, match=f"2 groups .* have '{name}', and the edges have no type: give one"):
-        gids.pyg.NeighborSampler((features, graphs), [3], time_attr=name)
-
-
-def test_times_of_another_number_are_refused(one: Data) -> None:
-    several = HeteroData({"a": {"x": one.x, "t": torch.arange(PAPERS + 1)}})
-    several["a", "to", "a"].edge_index = one.edge_index
-    with pytest.raises(
-        ValueError, match=r"'t' of 'a' has shape \[601\]; it must have one number for each of the 600 nodes"
+def test_wrong_times_are_refused(one: Data, one_timed: Path, tmp_path: Path) -> None:
+    whole = torch.full((PAPERS,), 3)
+    with DatasetWriter(tmp_path / "wrong.gids") as writer:
+        writer.write_table("node", "paper", "two", torch.ones(PAPERS, 2, dtype=torch.int64))
+        writer.write_table("edge", CITES, "float", torch.rand(one.num_edges, 1))
+        writer.write_edges(CITES, edge_list(*one.edge_index, num_src=PAPERS, num_dst=PAPERS))
+    for name, error, said in (
+        (
+            "two",
+            ValueError,
+            r"'two' of 'paper' has shape \[600, 2\]; it must have one number",
+        ),
+        ("float", TypeError, r"'float' of .* is torch\.float32; times must be integers"),
     ):
-        gids.pyg.NeighborSampler(several, [2], time_attr="t")
-    del several["a"].t
-    several["a", "to", "a"].t = torch.arange(one.num_edges + 1)
-    with pytest.raises(ValueError, match="one number for each of the 2400 edges"):
-        gids.pyg.NeighborSampler(several, [2], time_attr="t")
-
-
-def test_seeds_without_whole_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:
-    sampler = gids.pyg.NeighborSampler(one_timed, [2], time_attr="when")
+        with pytest.raises(error, match=said):
+            gids.pyg.NeighborLoader(tmp_path / "wrong.gids", [2], None, whole, time_attr=name)
     with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since") as nodes:
         with pytest.raises(ValueError, match="the seeds need times, because time_attr= names times of edges"):
             next(iter(nodes))
-    times = torch.full((PAPERS,), -3.7)
-    with gids.pyg.NeighborLoader(one_timed, [2], input_time=times, time_attr="when") as nodes:
+    with gids.pyg.NeighborLoader(one_timed, [2], input_time=whole - 6.7, time_attr="when") as nodes:
         with pytest.raises(TypeError, match=r"is torch\.float32: give int64\[n\]"):
             next(iter(nodes))
-    with gids.pyg.LinkNeighborLoader(
-        one_timed, None, one.edge_index, neighbor_sampler=sampler, neg_sampling="binary"
-    ) as links:
-        with pytest.raises(ValueError, match="or there are negatives: give input_time= or edge_label_time="):
-            next(iter(links))
 
 
-def test_a_state_of_other_times_is_refused(one: Data, one_timed: Path, tmp_path: Path) -> None:
-    """Times of a table, which are not the times that conversion stores."""
-    given = {"time_attr": "when", "input_time": torch.full((PAPERS,), LATEST // 2)}
-    with gids.pyg.NeighborLoader(one_timed, [2], **given) as loader:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"time_attr": "when", "input_time": torch.arange(PAPERS).flip(0)},
+        {"disjoint": True, "subgraph_type": "bidirectional"},
+        {"replace": True, "subgraph_type": "induced"},
+        {"edge_label_index": torch.arange(400).view(2, 200), "neg_sampling": "binary"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_minibatches_do_not_depend_on_window_threads_or_packs(
+    one_timed: Path, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    make: Any = gids.pyg.LinkNeighborLoader if "neg_sampling" in given else gids.pyg.NeighborLoader
+    found = []
+    for opened in ({}, {"window": 0}, {"window": 8, "threads": 3}, {"reads": "pack", "scratch": tmp_path}):
+        with (
+            gids.open(one_timed, memory=64 << 20, **tuned(opened)) as source,  # type: ignore[arg-type]
+            make(source, [3, 2], batch_size=60, shuffle=True, **given) as loader,
+        ):
+            found.append(list(loader))
+    assert loader.stats()["packs"]["minibatches"] == len(found[0])
+    for others in found[1:]:
+        assert_all_same(others, found[0])
+
+
+def test_a_state_of_other_arguments_is_refused(one: Data, one_timed: Path, tmp_path: Path) -> None:
+    """Also of other times of a table, which are not the times that conversion stores."""
+    options: dict[str, Any] = {"num_neighbors": [2], "time_attr": "when"}
+    options["input_time"] = torch.full((PAPERS,), LATEST // 2)
+    with gids.pyg.NeighborLoader(one_timed, **options) as loader:
         state = loader.state_dict()
         loader.load_state_dict(state)
     other = timed(tmp_path / "other.gids", one, seed=6)
-    for path, name in ((one_timed, "since"), (other, "when")):
-        with gids.pyg.NeighborLoader(path, [2], **{**given, "time_attr": name}) as loader:
-            with pytest.raises(ValueError, match=r"sampler = .*tables=\{'paper.when': "):
-                loader.load_state_dict(state)
-
-
-def test_induced_subgraphs_are_refused_on_a_device(one_path: Path) -> None:
-    with pytest.raises(ValueError, match="subgraph_type='induced' is not supported with device='cuda': use"):
-        gids.pyg.NeighborLoader(one_path, [2], device="cuda", subgraph_type="induced", disjoint=True)
-
-
-def test_trees_do_not_depend_on_window_threads_or_packs(one_timed: Path, tmp_path: Path) -> None:
-    times = torch.randint(LATEST, (PAPERS,), generator=torch.Generator().manual_seed(3))
-    for given in (
-        {"time_attr": "when", "input_time": times},
-        {"time_attr": "since", "input_time": times, "subgraph_type": "induced"},
-        {"disjoint": True, "subgraph_type": "bidirectional"},
+    for path, changed, said in (
+        (one_timed, {"time_attr": "since"}, r"sampler = .*tables=\{'paper.when': "),
+        (other, {}, r"sampler = .*tables=\{'paper.when': "),
+        (one_timed, {"replace": True}, "make the loader with the same arguments"),
     ):
-        found = []
-        for opened in (
-            {},
-            {"window": 0},
-            {"window": 8, "threads": 3},
-            {"reads": "pack", "scratch": tmp_path},
-        ):
-            with (
-                gids.open(one_timed, memory=64 << 20, **tuned(opened)) as source,  # type: ignore[arg-type]
-                gids.pyg.NeighborLoader(source, [3, 2], batch_size=100, shuffle=True, **given) as loader,
-            ):
-                found.append(list(loader))
-        for first, *others in zip(*found, strict=True):
-            for other in others:
-                assert_same(other, first)
+        with gids.pyg.NeighborLoader(path, **{**options, **changed}) as loader:
+            with pytest.raises(ValueError, match=said):
+                loader.load_state_dict(state)
+    with gids.pyg.LinkNeighborLoader(one_timed, [2], neg_sampling="binary") as links:
+        state = links.state_dict()
+    with gids.pyg.LinkNeighborLoader(one_timed, [2], neg_sampling="triplet") as links:
+        with pytest.raises(ValueError, match="negatives=binary"):
+            links.load_state_dict(state)

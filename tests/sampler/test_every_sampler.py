@@ -30,7 +30,6 @@ from gids.errors import FormatError
 from gids.sampler import Labor, Ladies, LocalityBias, Neighbor
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import LayeredSampler
-from gids.sampler.minibatch import PerType
 
 PATH = [("author", "writes", "paper"), ("paper", "written by", "author")]
 
@@ -127,19 +126,6 @@ def test_bulk_equals_single_with_several_relations(kind: str) -> None:
             assert_same(one, other)
 
 
-def test_bulk_equals_single_with_weights_and_fanouts_by_relation() -> None:
-    graphs = citations()
-    cites = graphs[0]
-    weights = {cites.relation: np.random.default_rng(1).random(cites.num_edges).astype(np.float32)}
-    fanouts = [
-        {g.relation: n for g, n in zip(graphs, numbers, strict=True)} for numbers in ((3, 0, -1, 1),) * 2
-    ]
-    steps: list[PerType] = [{"paper": torch.arange(n, n + 50)} for n in range(0, 350, 50)]
-    one, many = (Neighbor(fanouts, weights=weights, threads=n) for n in (1, 2))
-    for step, found in enumerate(many.sample_bulk(graphs, steps, seed=9)):
-        assert_same(found, one.sample(graphs, steps[step], seed=9, step=step))
-
-
 def test_minibatches_of_bulk_belong_to_the_caller() -> None:
     sampler = Neighbor([3, 5], threads=2)
     steps = seeds_of_steps()
@@ -151,13 +137,6 @@ def test_minibatches_of_bulk_belong_to_the_caller() -> None:
     held = sampler.nbytes
     del kept, minibatch
     assert sampler.nbytes > held > 0  # their memory came back, and is told
-
-
-def test_bulk_of_no_step_and_of_one_step() -> None:
-    graph, sampler = make_graph([4] * 20), Neighbor([2], threads=2)
-    assert sampler.sample_bulk(graph, []) == []
-    [minibatch] = sampler.sample_bulk(graph, [torch.arange(5)], first_step=7)
-    assert_same(minibatch, sampler.sample(graph, torch.arange(5), step=7))
 
 
 def test_a_device_samples_in_bulk_one_after_the_other(device: Device) -> None:
@@ -187,6 +166,7 @@ def test_an_error_names_the_first_step_that_fails(threads: int) -> None:
         sampler.sample_bulk(graph, [steps[0], steps[0].int()])
     with pytest.raises(KeyError, match="step 2: seeds of type 'b': no relation has it"):
         sampler.sample_bulk([graph], [{"_N": steps[0]}, {"b": steps[0]}], first_step=1)
+    assert sampler.sample_bulk(graph, []) == []
     assert len(sampler.sample_bulk(graph, steps[:3])) == 3
 
 

@@ -101,13 +101,6 @@ def test_bad_importance_sampling(times: Any) -> None:
         Labor([2], importance_sampling=times)
 
 
-def test_bad_fanouts_and_seeds() -> None:
-    with pytest.raises(ValueError, match="fanouts="):
-        Labor([0])
-    with pytest.raises(IndexError, match="seed 50 is not a '_N' node"):
-        Labor([2]).sample(make_graph([3] * 50), torch.tensor([50]))
-
-
 @pytest.mark.parametrize("example", [0, 1])
 def test_edges_are_taken_with_the_probabilities_of_the_derivation(example: int) -> None:
     """Of a node with many neighbors, which share some with nodes of fewer neighbors than the fanout."""

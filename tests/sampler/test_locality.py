@@ -15,7 +15,7 @@ from scipy import stats
 
 import gids
 from gids.cuda import Device
-from gids.distributed import Placement, place
+from gids.distributed import Placement
 from gids.heat import hottest_nodes
 from gids.sampler import LocalityBias, Neighbor
 from gids.store import FeatureStore, Graph
@@ -83,30 +83,6 @@ def test_a_rank_draws_by_its_own_mask() -> None:
     assert repr(LocalityBias(of_ranks, 4)) != repr(LocalityBias(of_ranks[::-1], 4))
     with pytest.raises(ValueError, match=r"masks for 3 ranks: sample by a loader, or .*\.of_rank"):
         Neighbor([3], locality=LocalityBias(of_ranks, 4)).sample(graph, seeds)
-
-
-def test_estimates_by_the_masks_of_a_placement_are_unbiased() -> None:
-    """The mean over each node's neighbors, which many nodes with the same neighbors estimate."""
-    nodes, degree, copies = 60, 12, 400
-    sources = np.random.default_rng(1).integers(0, nodes, (nodes, degree))
-    indptr = np.arange(nodes * copies + 1) * degree
-    graph = Graph(
-        ("a", "to", "b"), nodes, nodes * copies, indptr, np.tile(sources, (copies, 1)).ravel(), None
-    )
-    costs = np.array([[0, 1, 4, 4], [1, 0, 4, 4], [4, 4, 0, 1], [4, 4, 1, 0]])
-    placed = place(np.random.default_rng(0).random(nodes), [12] * 4, costs, 10)
-    values = np.arange(nodes) ** 2.0
-    for most_cost in (0, 1):
-        masks = placed.within(most_cost)
-        bias = LocalityBias([{"a": mask} for mask in masks], 4)
-        for rank in (0, 3):
-            sampler = Neighbor([4], locality=bias).of_rank(rank, 4)
-            [block] = sampler.sample([graph], {"b": torch.arange(nodes * copies)}).blocks[0].values()  # type: ignore[union-attr]
-            drawn = graph.indices[block.positions.numpy()]
-            estimates = (values[drawn] * block.weights.numpy()).reshape(copies, nodes, 4).sum(2) / degree
-            error = (estimates.mean(0) - values[sources].mean(1)) / (estimates.std(0) / np.sqrt(copies))
-            assert stats.kstest(error, "norm").pvalue > UNLIKELY
-            assert masks[rank][drawn].mean() > 1.5 * masks[rank][sources].mean()
 
 
 def test_a_placement_tells_which_rows_are_cheap_for_a_device() -> None:

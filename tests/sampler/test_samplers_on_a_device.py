@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
-from every_sampler import GRAPH, NODES, ON_DEVICES, assert_same, blocks_of, make, spoiled
+from every_sampler import GRAPH, NODES, ON_DEVICES, assert_refused, assert_same, blocks_of, make, spoiled
 from late_device import LateDevice
 from sampling_model import citations, mixed_degrees
 from temporal_model import some_seeds, with_times
@@ -25,7 +23,6 @@ from gids.sampler import Labor, LocalityBias, Neighbor, TimedSeeds, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.device.sampling import DeviceSampler
 from gids.sampler.layered import LayeredSampler
-from gids.store import Graph
 from gids.write import DatasetWriter, edge_list
 
 
@@ -138,14 +135,6 @@ def test_a_source_out_of_range_is_a_format_error(device: Device, sampler: Layere
     assert messages[0] == messages[1]
 
 
-def test_a_device_refuses_importance_sampling(device: Device) -> None:
-    with (
-        PinnedGraph(GRAPH, device) as pinned,
-        pytest.raises(ValueError, match=r"on the CPU only, .*: pass graphs that are not pinned"),
-    ):
-        Labor([3], importance_sampling=1).sample(pinned, torch.arange(20))
-
-
 # --- start(): a minibatch is enqueued now and waited for later ---
 
 
@@ -199,26 +188,6 @@ def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> Non
     device.close()
 
 
-def test_another_thread_may_ask_for_the_memory_of_a_sampler(device: Device) -> None:
-    draws, before = Neighbor([2]), sys.getswitchinterval()
-    streams = [device.new_stream(), device.new_stream()]
-
-    def sample(pinned: PinnedGraph) -> None:
-        for step in range(30):  # each stream has scratch of its own
-            with device.use(streams[step % 2]):
-                draws.sample(pinned, torch.arange(3), step=step)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with PinnedGraph(GRAPH, device, topology_on="host") as pinned, ThreadPoolExecutor(1) as thread:
-            sampled = thread.submit(sample, pinned)
-            while not sampled.done():
-                assert draws.nbytes >= 0
-            sampled.result()
-    finally:
-        sys.setswitchinterval(before)
-
-
 def test_starting_does_not_wait_but_settles_the_minibatch_before() -> None:
     device, draws = Waits(), Neighbor([5, 4, 3])
     with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
@@ -250,11 +219,6 @@ def test_errors_of_the_seeds_and_the_topology_come_with_the_minibatch(device: De
                     finish()
             else:
                 assert_same(finish(), draws.sample(graph, torch.tensor([seed])))
-
-
-def test_graphs_on_the_host_cannot_be_started() -> None:
-    with pytest.raises(ValueError, match=r"call sample\(\)"):
-        Neighbor([3]).start(make_graph([3] * 10), torch.arange(3))
 
 
 @pytest.mark.parametrize("n", [0, 1, 255, 2048, 2049, 40_001])
@@ -369,8 +333,13 @@ def test_faults_and_limits_are_errors(device: Device) -> None:
     rng = np.random.default_rng(6)
     graph = with_times(make_graph([4] * 20), "nodes", rng)
     sampler = Neighbor([3], temporal="nodes")
+    unsorted = replace(graph, src_times=np.arange(20)[::-1].copy(), sorted_by=None)
     broken = replace(graph, indices=np.where(np.arange(80) == 41, 20, graph.indices))
-    with PinnedGraph(graph, device) as pinned, PinnedGraph(broken, device) as bad:
+    with (
+        PinnedGraph(graph, device) as pinned,
+        PinnedGraph(broken, device) as bad,
+        PinnedGraph(unsorted, device) as mixed,
+    ):
         for wrong in (-1, 20):
             for on in (graph, pinned):
                 with pytest.raises(
@@ -382,8 +351,14 @@ def test_faults_and_limits_are_errors(device: Device) -> None:
                 Neighbor([-1], temporal="nodes").sample(
                     on, TimedSeeds(torch.arange(20), torch.full((20,), 99))
                 )
-        with pytest.raises(ValueError, match=r"subgraph='induced'\) samples on the CPU only"):
-            Neighbor([3], subgraph="induced").sample(pinned, torch.arange(3))
+        ids = torch.arange(3)
+        induced, importance = Neighbor([3], subgraph="induced"), Labor([3], importance_sampling=1)
+        assert_refused(
+            (ValueError, r"subgraph='induced'\) samples on the CPU", lambda: induced.sample(pinned, ids)),
+            (ValueError, "on the CPU only, .*not pinned", lambda: importance.sample(pinned, ids)),
+            (ValueError, "not sorted by the times", lambda: sampler.sample(mixed, TimedSeeds(ids, ids))),
+            (ValueError, r"call sample\(\)", lambda: sampler.start(graph, ids)),
+        )
 
 
 def test_loaders_on_a_device_have_the_minibatches_of_the_cpu(
@@ -418,12 +393,3 @@ def test_loaders_on_a_device_have_the_minibatches_of_the_cpu(
     assert len(runs[0]) == 5
     for on_host, on_device in zip(*runs, strict=True):
         assert_same(on_device, on_host)
-
-
-def test_an_unsorted_graph_of_a_device_is_refused(device: Device) -> None:
-    graph = Graph(("a", "to", "a"), 2, 2, np.array([0, 2, 2]), np.array([0, 1]), None, np.array([5, 1]))
-    with (
-        PinnedGraph(graph, device) as pinned,
-        pytest.raises(ValueError, match="not sorted by the times of edges"),
-    ):
-        Neighbor([1], temporal="edges").sample(pinned, TimedSeeds(torch.tensor([0]), torch.tensor([9])))

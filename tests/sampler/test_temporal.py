@@ -172,27 +172,6 @@ def test_later_edges_are_as_if_they_did_not_exist(options: dict[str, Any]) -> No
             assert one.weights is None or torch.equal(one.weights, other.weights)  # type: ignore[arg-type]
 
 
-def test_no_edge_is_later_than_its_seed_in_any_layer() -> None:
-    rng = np.random.default_rng(6)
-    for by, subgraph in product(("edges", "nodes"), ("directional", "bidirectional", "induced")):
-        graph = with_times(make_graph(mixed_degrees(400)), by, rng)
-        seeds = torch.from_numpy(rng.integers(0, 400, 80))
-        times = torch.from_numpy(rng.integers(0, 50, 80))
-        sampler = Neighbor([5, 5, 5], temporal=by, subgraph=subgraph)  # type: ignore[arg-type]
-        minibatch = sampler.sample(graph, TimedSeeds(seeds, times))
-        assert isinstance(minibatch.batch, torch.Tensor)
-        edges = 0
-        for [block] in layers_of(minibatch):
-            src, dst = block.coo()
-            assert torch.equal(minibatch.batch[src], minibatch.batch[dst])
-            for position, tree in zip(block.positions.tolist(), minibatch.batch[dst].tolist(), strict=True):
-                time = time_at(graph, by, position if position >= 0 else -1 - position)
-                assert time is not None
-                assert time <= times[tree]
-                edges += 1
-        assert edges > 300
-
-
 def reverses(graphs: list[Graph]) -> list[Graph]:
     """The graphs, and rev_NAME of those between two types."""
     found = list(graphs)
@@ -236,29 +215,6 @@ def test_bidirectional_subgraphs_have_every_sampled_edge_and_its_reverse_once() 
             assert block.edge_ids.tolist() == [sampled[edge] for edge in found]
             assert block.num_dst == len(both.input_nodes[dst])  # type: ignore[index]
             assert block.num_src == len(both.input_nodes[src])  # type: ignore[index]
-
-
-@pytest.mark.slow  # PyG takes seconds to import
-def test_bidirectional_edges_equal_those_of_pyg() -> None:
-    base = pytest.importorskip("torch_geometric.sampler.base")
-    graphs = reverses([g for g in citations() if g.relation[1] != "written by"])
-    seeds = {"paper": torch.arange(30), "author": torch.arange(9)}
-    plain = Neighbor([2, 3]).sample(graphs, seeds)
-    [layer] = Neighbor([2, 3], subgraph="bidirectional").sample(graphs, seeds).blocks
-    edges = {
-        g.relation: torch.cat([torch.stack(b[g.relation].coo()) for b in plain.blocks], 1) for g in graphs
-    }
-    theirs = base.HeteroSamplerOutput(
-        node=plain.input_nodes,
-        row={r: pairs[0] for r, pairs in edges.items()},
-        col={r: pairs[1] for r, pairs in edges.items()},
-        edge={r: torch.arange(pairs.shape[1]) for r, pairs in edges.items()},
-    ).to_bidirectional()
-    for relation, pairs in edges.items():
-        found = torch.stack(layer[relation].coo())  # type: ignore[index, call-overload]
-        expected = torch.stack([theirs.row[relation], theirs.col[relation]])
-        assert found.shape[1] == expected.shape[1] > pairs.unique(dim=1).shape[1]
-        assert {*map(tuple, found.T.tolist())} == {*map(tuple, expected.T.tolist())}
 
 
 def test_induced_subgraphs_without_trees_have_all_edges_among_the_nodes() -> None:

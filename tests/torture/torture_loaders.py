@@ -188,57 +188,17 @@ class Edges(Nodes):
 
 
 class Pyg(Nodes):
-    """foreign: "random" gives a sampler with torch's random numbers, "wrapped" and "derived" a random
-    transform_sampler_output=, "mutable" both."""
-
     def __init__(self, s: Any, data: TortureData) -> None:
         super().__init__(s, data)
-        self.repeatable = s.foreign is None
+        self.repeatable = True
 
-    def arguments(self, source: Any, plain: bool) -> dict[str, Any]:
-        import gids.pyg
-
+    def arguments(self) -> dict[str, Any]:
         s = self.s
         given: dict[str, Any] = {"num_neighbors": [4, 3]}
-        if s.foreign in ("random", "mutable"):
-            given["neighbor_sampler"] = gids.pyg.NeighborSampler(source, [4, 3])
-        else:
-            given |= {"replace": s.sampler == "replace", "disjoint": s.sampler == "disjoint"}
-            if s.sampler == "induced":
-                given["subgraph_type"] = "induced"
-        if s.foreign in ("wrapped", "derived", "mutable"):
-            given["transform_sampler_output"] = self._more_nodes
-        if not plain and s.error:
-            given["transform_sampler_output"] = self._fail
-        if not plain and s.odd:
-            given["transform_sampler_output"] = self._add_odd
-        self.calls = 0
+        given |= {"replace": s.sampler == "replace", "disjoint": s.sampler == "disjoint"}
+        if s.sampler == "induced":
+            given["subgraph_type"] = "induced"
         return given
-
-    def _more_nodes(self, output: Any) -> Any:
-        """A transform with an effect that is random: isolated nodes, and edges that are left out."""
-        if self.data.typed:
-            for relation, row in output.row.items():
-                kept = torch.rand(len(row)) < 0.5
-                for values in (output.row, output.col, output.edge):
-                    values[relation] = values[relation][kept]
-            more = torch.randint(0, AUTHORS, (int(torch.randint(1, 9, ())),))
-            output.node["author"] = torch.cat([output.node["author"], more.to(output.node["author"].device)])
-        elif output.batch is None:
-            more = torch.randint(0, PAPERS, (int(torch.randint(1, 9, ())),))
-            output.node = torch.cat([output.node, more.to(output.node.device)])
-        return output
-
-    def _fail(self, output: Any) -> Any:
-        self.calls += 1
-        if self.calls == self.s.fails + 1 and self.failing:
-            raise ERRORS[self.s.error]()
-        return output
-
-    def _add_odd(self, output: Any) -> Any:
-        self.calls += 1
-        output.metadata = (*output.metadata, odd(self.s, self.calls))
-        return output
 
     def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
         import gids.pyg
@@ -246,10 +206,8 @@ class Pyg(Nodes):
         nodes: Any = self.seed_nodes()
         if self.data.typed:
             nodes = ("paper", nodes["paper"])
-        options = self.arguments(source, plain) | self.options(plain, place)
-        loader = gids.pyg.NeighborLoader(source, input_nodes=nodes, **options)
-        self.failing = self.s.fails < len(loader)
-        return loader
+        options = self.arguments() | self.options(plain, place)
+        return gids.pyg.NeighborLoader(source, input_nodes=nodes, **options)
 
     def seeds(self) -> list[int]:
         return self.data.by_type(self.seed_nodes())["paper"].tolist()
@@ -289,12 +247,10 @@ class PygLinks(Pyg):
         import gids.pyg
 
         edges: Any = (self.relation(), self.ends()) if self.data.typed else self.ends()
-        options = self.arguments(source, plain) | self.options(plain, place)
+        options = self.arguments() | self.options(plain, place)
         if self.s.negatives:
             options["neg_sampling"] = "binary"
-        loader = gids.pyg.LinkNeighborLoader(source, edge_label_index=edges, **options)
-        self.failing = self.s.fails < len(loader)
-        return loader
+        return gids.pyg.LinkNeighborLoader(source, edge_label_index=edges, **options)
 
     def seeds(self) -> list[int]:
         return list(range(self.ends().shape[1]))

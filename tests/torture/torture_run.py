@@ -30,7 +30,6 @@ from torture_scenario import Act, MiB, Scenario, draw
 
 import gids
 from gids import cuda
-from gids.distributed import stream
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.packs import PackBudget
@@ -90,7 +89,7 @@ class Run:
         if s.share in ("rows", "parts", "replicas"):
             path = self.data.parts if s.share == "parts" else self.data.path
             replicas = 2 if s.share == "replicas" else 1
-            return gids.distributed.open(path, timeout=15, replicas=replicas, **tuned(options))
+            return gids.distributed.open(path, replicas=replicas, **tuned(options | {"reads": "random"}))
         return gids.open(self.data.path, **tuned(options))
 
     def make(self, source: Any, **more: Any) -> Any:
@@ -470,7 +469,6 @@ def patched(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
         patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
         patch.setattr(pack_reads, "measure_random", lambda *_, **__: s.rates.random_reads_per_s)
         patch.setattr(PackBudget, "share", less)
-        patch.setattr(stream, "EARLY", s.early)
         patch.setattr(pack_switch, "EARLY", s.early)
         # Packs are considered before a minibatch is read, after one that is read at random, or after `early`.
         patch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
@@ -478,7 +476,6 @@ def patched(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
         patch.setattr(pack_switch, "_SOON_S", 1e-9 if s.number % 2 else 0.5)
         if s.superbatch is not None:
             patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
-            patch.setattr(stream, "MOST_MINIBATCHES", s.superbatch + 1)
         if s.device == "cuda" and not gpu:
             from emulator import EmulatedDevice
             from late_device import LateDevice

@@ -116,15 +116,11 @@ class TwoArgumentsError(Exception):
         super().__init__(f"{number} {text}")
 
 
-def _stop() -> Exception:
-    return StopIteration("of the sampler")
-
-
 ERRORS: dict[str, Callable[[], Exception]] = {
     "value": lambda: ValueError("the sampler failed"),
     "two arguments": lambda: TwoArgumentsError(1, "two"),
     "storage": lambda: StorageError(5, "the sampler cannot read", "/somewhere", 7),
-    "stop": _stop,
+    "stop": lambda: StopIteration("of the sampler"),
 }
 
 

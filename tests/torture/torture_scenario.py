@@ -95,7 +95,7 @@ def draw(number: int, *, ranks: bool = False) -> Scenario:
     s = Scenario(number)
     s.kind = r.choice(["NodeLoader"] * 3 + ["EdgeLoader", "PyG", "PyG links"] + list(KINDS))
     s.typed, s.seed = maybe(0.4), r.randrange(1 << 30)
-    _draw_sampling(s, r, ranks)
+    _draw_sampling(s, r)
     _draw_reading(s, r)
     _draw_tables(s, r)
     if ranks:
@@ -118,7 +118,7 @@ def draw(number: int, *, ranks: bool = False) -> Scenario:
     return s
 
 
-def _draw_sampling(s: Scenario, r: random.Random, ranks: bool) -> None:
+def _draw_sampling(s: Scenario, r: random.Random) -> None:
     s.sampler = r.choice(list(OWN))
     if r.random() < 0.4:
         s.foreign = r.choice(list(FOREIGN))
@@ -135,9 +135,6 @@ def _draw_sampling(s: Scenario, r: random.Random, ranks: bool) -> None:
 
 
 def _draw_reading(s: Scenario, r: random.Random) -> None:
-    def maybe(chance: float) -> bool:
-        return r.random() < chance
-
     s.options = {
         "reads": r.choice(["auto", "auto", "pack", "pack", "random"]),
         "scratch_bytes": r.choice([None, None, None, 0, 1, 20 * KiB, 400 * KiB, 3 * MiB, 64 * MiB]),
@@ -157,7 +154,7 @@ def _draw_reading(s: Scenario, r: random.Random) -> None:
     s.pack_size = r.choice([None, None, 2.1, 4, 9])
     s.worth_s = r.choice([0.0, 0.0, 20.0, 60.0])
     rates = [r.choice([1e1, 1e3, 1e5]), r.choice([1e6, 1e8, 1e10]), r.choice([1e6, 1e8, 1e10])]
-    s.rates = DiskRates(4096, *rates) if maybe(0.5) else DiskRates(4096, 1e1, 1e10, 1e10)
+    s.rates = DiskRates(4096, *rates) if r.random() < 0.5 else DiskRates(4096, 1e1, 1e10, 1e10)
     s.holds = r.choice([0, 0, 1, 4])
     if r.random() < 0.12:
         s.device, s.late = "cuda", r.random() < 0.5
@@ -191,9 +188,8 @@ def _restrict(s: Scenario, r: random.Random) -> None:
             s.error = None
     if s.kind.startswith("PyG"):
         s.labels = True
-        if s.odd:
-            s.foreign = s.error = None
-        if s.foreign is None and s.sampler == "induced" and s.device == "cuda":
+        s.foreign = s.odd = s.error = None
+        if s.sampler == "induced" and s.device == "cuda":
             s.sampler = "neighbor"
     if s.kind in ("NodeLoader", "EdgeLoader"):
         if s.foreign in ("derived", "mutable"):

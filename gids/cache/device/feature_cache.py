@@ -39,6 +39,7 @@ from gids.cache.feature_cache import ClosedCacheError, FeatureCache, check_ids
 from gids.closing import OwnLock
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
+from gids.profiling import stage
 from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class DeviceFeatureCache:
 
         Blocks until the consumer's stream has used the rows of the minibatch before the last.
         """
-        with self._clock("wait_s"):
+        with self._clock("wait_s"), stage("wait"):
             self._wait_for_consumer()
         with self._clock("plan_s"):
             s = self._live(step)
@@ -265,7 +266,7 @@ class DeviceFeatureCache:
                 raise RuntimeError(f"step {step} is not planned")
             with self._batch(hold=s.done is not None):
                 done = self._finish(s)
-        with self._clock("wait_s"):
+        with self._clock("wait_s"), stage("wait"):
             done.synchronize()
         with self._clock("gather_s"):
             self._account(s)

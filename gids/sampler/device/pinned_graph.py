@@ -62,8 +62,7 @@ class PinnedGraph(Closing):
         device: a device from `gids.cuda.open_device`. topology_on: "host": indptr and indices in pinned host
         memory; "indptr": indptr in device memory; "device": both in device memory; "auto": the last of these
         that takes at most an eighth of the free device memory. edge_ids are not copied. peers: ranks of this
-        machine that pin the same graph now; arrays that several of them keep on the host are copied once. The
-        caller tells them if this fails (``with peers``).
+        machine that pin the same graph now; arrays that several of them keep on the host are copied once.
 
         Raises ValueError for another topology_on, MemoryError if host or device memory is short,
         RuntimeError if the driver refuses to pin memory, RankError if a peer fails.
@@ -102,7 +101,7 @@ class PinnedGraph(Closing):
                 else:
                     held[source.name] = OnHost(device, source, f"{source.name} of {what}", _OR_ON_DEVICE)
             if peers is not None:
-                peers.gather(None)  # all have filled their parts
+                peers.gather(lambda: None, "filled the topology")
         except BaseException:
             self._finalizer()
             raise
@@ -336,15 +335,16 @@ def no_memory(nbytes: int, error: OSError) -> str:
 
 
 class Peers(Protocol):
-    """Ranks of one machine that pin the same graphs. index, size: this one's place, and their number."""
+    """Ranks of one machine that pin the same graphs. rank, size: this one's number, and how many they are."""
 
-    index: int
+    rank: int
     size: int
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank says, plain values. Collective. Raises RankError if one failed, ended or stalls."""
+    def gather(self, say: Callable[[], Any], place: str) -> list[Any]:
+        """What each rank says, plain values. Collective. Raises the error of say(), and RankError if another
+        rank failed, ended or stalls."""
 
-    def name_of(self, index: int) -> str:
+    def name_of(self, rank: int) -> str:
         """How errors and logs call a rank."""
 
 
@@ -372,24 +372,29 @@ def share(
     Returns nothing if a rank cannot use the memory; the first rank logs why. Raises MemoryError, and
     RankError if another rank fails.
     """
-    wanted = peers.gather([s.name for s in sources])
+    wanted = peers.gather(lambda: [s.name for s in sources], "shares a topology")
     named = sorted({name for names in wanted for name in names})
     users = {name: [i for i, names in enumerate(wanted) if name in names] for name in named}
     users = {name: ranks for name, ranks in users.items() if len(ranks) > 1}
     if not users:
         return {}
     sources = [s for s in sources if s.name in users]
-    mine = [s for s in sources if users[s.name][0] == peers.index]
-    check(mine)
+    mine = [s for s in sources if users[s.name][0] == peers.rank]
     held: dict[str, OnHost] = {}
     files: dict[str, SharedFile] = {}
     try:
-        refusal = _attempt(lambda: _make(mine, device, relation, held, files))
-        told = peers.gather({"files": files, "refusal": refusal})
+
+        def make() -> dict[str, Any]:
+            check(mine)
+            refusal = _attempt(lambda: _make(mine, device, relation, held, files))
+            return {"files": files, "refusal": refusal}
+
+        told = peers.gather(make, "allocated a topology")
+        refusal = told[peers.rank]["refusal"]
         if all(said["refusal"] is None for said in told):
             theirs = {s.name: SharedFile(*told[users[s.name][0]]["files"][s.name]) for s in sources}
             refusal = _attempt(lambda: _borrow(sources, theirs, device, relation, held))
-        refusals = peers.gather(refusal)
+        refusals = peers.gather(lambda: refusal, "opened a topology")
     except BaseException:
         _release_shared(held)
         raise
@@ -397,11 +402,12 @@ def share(
         for file in files.values():
             os.close(file.descriptor)
     if all(r is None for r in refusals):
-        at = {s.name: users[s.name].index(peers.index) for s in sources}
+        at = {s.name: users[s.name].index(peers.rank) for s in sources}
         return {name: Shared(memory, at[name], len(users[name])) for name, memory in held.items()}
     _release_shared(held)
-    peers.gather(None)  # the memory is free before anyone looks for memory of its own
-    if peers.index == 0:
+    # The memory is free before anyone looks for memory of its own.
+    peers.gather(lambda: None, "shares no topology")
+    if peers.rank == 0:
         why = "; ".join(f"{peers.name_of(i)}: {r}" for i, r in enumerate(refusals) if r is not None)
         log.warning(
             "the ranks of this machine do not share the topology of %s, and each copies it (%s)",
