@@ -18,11 +18,16 @@ import numpy as np
 import torch
 
 from gids import _core, cuda
-from gids.bench import text
-from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
 from gids.bench.isolation import cached_share, cpu_seconds
-from gids.bench.report import Session
-from gids.bench.sampling import endless, input_nodes, make_sampler
+from gids.bench.report import Column, Session, count, millions, percent, ratio, seconds
+from gids.bench.sampling import (
+    check_known,
+    endless,
+    input_nodes,
+    make_sampler,
+    open_table,
+    parse_cache_size,
+)
 from gids.cache.budget import available_bytes
 from gids.errors import FormatError, StorageError
 from gids.io import drop_page_cache, open_engine
@@ -38,12 +43,12 @@ ENGINES = ("uring", "threads")
 PROBE = "raw probe"
 SETTINGS = {"engine": "engine", "cache": "cache", "state": "page cache"}
 COLUMNS = [
-    text.Column("effective MB/s", "effective_bytes_per_s", text.millions, spread=True),
-    text.Column("device MB/s", "device_bytes_per_s", text.millions),
-    text.Column("pages/s read", "reads_per_s", text.count),
-    text.Column("of ceiling", "of_ceiling", text.ratio),
-    text.Column("hits %", "hit_ratio", text.percent),
-    text.Column("CPU/page", "cpu_s_per_page", text.seconds),
+    Column("effective MB/s", "effective_bytes_per_s", millions),
+    Column("device MB/s", "device_bytes_per_s", millions),
+    Column("pages/s read", "reads_per_s", count),
+    Column("of ceiling", "of_ceiling", ratio),
+    Column("hits %", "hit_ratio", percent),
+    Column("CPU/page", "cpu_s_per_page", seconds),
 ]
 _PROBE_S = 3.0
 _VERIFIED_ROWS = 512
@@ -59,8 +64,6 @@ def measure(session: Session) -> None:
     """Fill the report. Settings: engine, cache and state."""
     args, report = session.args, session.report
     engines = _engines(session)
-    if args.rows and (unused := changed(args, args.sampling_defaults)):
-        raise ValueError(f"--rows draws uniform rows and samples nothing: remove {unused}")
     store, table = open_table(args)
     cache_bytes = _cache_bytes(table, session)
     disk = probe(table.shard_paths[0])
@@ -91,35 +94,30 @@ def measure(session: Session) -> None:
         )
 
     batches = _minibatches(store, table, session)
-    session.progress.total(args.repeat * len(engines))
-    for turn in range(args.repeat):
-        # Other processes may use the disk: each round measures the ceiling again.
-        raw = random_reads(
-            table.shard_paths,
-            page_bytes=table.page_bytes,
-            seconds=_PROBE_S,
-            depth=args.depth,
-            seed=args.seed + turn,
-        )
-        report.figure(engine=PROBE, cache=None, state="warm" if raw.note else "cold").add(
-            effective_bytes_per_s=raw.reads_per_s * table.page_bytes,
-            reads_per_s=raw.reads_per_s,
-            device_bytes_per_s=raw.reads_per_s * table.page_bytes,
-            of_ceiling=None if raw.note else 1.0,
-        )
-        for engine in engines:
-            with open_loader(engine) as loader:
-                verify(loader, table, args.seed)
-            if warm := why_warm(table.shard_paths):
-                report.note(warm)
-            with open_loader(engine) as loader:
-                metrics = aggregate(loader, table, batches)
-                lines = sum(stats["lines"] for stats in loader.stats()["tables"].values())
-            cache = format_bytes(lines * table.page_bytes)
-            report.figure(engine=engine, cache=cache, state="warm" if warm else "cold").add(
-                **metrics, of_ceiling=None if warm else metrics["reads_per_s"] / raw.reads_per_s
-            )
-            session.progress.add(1)
+    session.progress.total(len(engines))
+    raw = random_reads(
+        table.shard_paths, page_bytes=table.page_bytes, seconds=_PROBE_S, depth=args.depth, seed=args.seed
+    )
+    ceiling = {
+        "effective_bytes_per_s": raw.reads_per_s * table.page_bytes,
+        "reads_per_s": raw.reads_per_s,
+        "device_bytes_per_s": raw.reads_per_s * table.page_bytes,
+        "of_ceiling": None if raw.note else 1.0,
+    }
+    report.add({"engine": PROBE, "cache": None, "state": "warm" if raw.note else "cold"}, ceiling)
+    for engine in engines:
+        with open_loader(engine) as loader:
+            verify(loader, table, args.seed)
+        if warm := why_warm(table.shard_paths):
+            report.note(warm)
+        with open_loader(engine) as loader:
+            metrics = aggregate(loader, table, batches)
+            lines = sum(stats["lines"] for stats in loader.stats()["tables"].values())
+        of_ceiling = None if warm else metrics["reads_per_s"] / raw.reads_per_s
+        cache = format_bytes(lines * table.page_bytes)
+        setting = {"engine": engine, "cache": cache, "state": "warm" if warm else "cold"}
+        report.add(setting, {**metrics, "of_ceiling": of_ceiling})
+        session.progress.add(1)
 
 
 def verify(loader: FeatureLoader, table: Table, seed: int) -> None:

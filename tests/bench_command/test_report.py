@@ -6,11 +6,11 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from gids.bench.plot import plot_curves
+from gids.bench.text import Column, ratio
 
 from gids.bench import text
-from gids.bench.plot import plot_curves
 from gids.bench.report import Report, check_writable
-from gids.bench.text import Column, ratio
 from gids.cli import main
 
 COLUMNS = [
