@@ -63,8 +63,8 @@ def measure(session: Session) -> None:
     per_epoch = per_batch * -(-seeds // args.batch_size)
     if per_batch > 0.5 * table.page_count:
         report.note(
-            f"a minibatch reads {per_batch / table.page_count:.0%} of all pages on average, so policies differ "
-            "little: try smaller minibatches (--batch-size, --fanouts)"
+            f"a minibatch reads {per_batch / table.page_count:.0%} of all pages on average, so policies "
+            "differ little: try smaller minibatches (--batch-size, --fanouts)"
         )
     report.note("`of MIN` and `regret` compare with Belady's MIN with the same number of lines")
     report.subject.update(

@@ -1,5 +1,7 @@
-"""Arguments that questions share: the table, cache sizes, samplers by name, and minibatches as gids.NodeLoader
-samples them. Called by the questions and bench/."""
+"""Arguments that questions share: the table, cache sizes, samplers by name, and sampled minibatches.
+
+Called by the questions and bench/.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,15 @@ def check_known(option: str, name: str, known: tuple[str, ...], more: str = "") 
         raise ValueError(f"{option} must be one of {', '.join(known)} (got {name!r}){more}")
 
 
-def parse_cache_size(text: str, *, minibatches: bool = True) -> tuple[str, str, float]:
-    """Parse a cache size: (text, unit "%", "x" or "B", number). Raises ValueError.
-
-    minibatches: whether a number of them, such as 5x, is a size.
-    """
+def parse_cache_size(text: str) -> tuple[str, str, float]:
+    """Parse a cache size: (text, unit "%", "x" or "B", number). Raises ValueError."""
     unit = text[-1:] if text[-1:] in ("%", "x") else "B"
     try:
         number = float(parse_bytes(text)) if unit == "B" else float(text[:-1])
     except ValueError:
         number = -1.0
-    if not 0 <= number < math.inf or (unit == "x" and not minibatches):
-        ways = "2% (of the pages), 4GB or 5x (minibatches)" if minibatches else "2% (of the pages) or 4GB"
+    if not 0 <= number < math.inf:
+        ways = "2% (of the pages), 4GB or 5x (minibatches)"
         raise ValueError(f"--cache {text} is not a cache size: use {ways}")
     return text, unit, number / 100 if unit == "%" else number
 

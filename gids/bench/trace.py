@@ -85,12 +85,6 @@ class Counts(NamedTuple):
     loads: npt.NDArray[np.int64]
     bypasses: npt.NDArray[np.int64]
 
-    @property
-    def hit_ratio(self) -> float:
-        """Hits / pages of all minibatches; 0 without pages."""
-        pages = int((self.hits + self.loads + self.bypasses).sum())
-        return int(self.hits.sum()) / pages if pages else 0.0
-
 
 def replay(
     batches: Sequence[Pages],

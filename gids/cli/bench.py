@@ -31,9 +31,8 @@ from gids.sizes import parse_bytes
 _INTERRUPTED = 130
 
 _BANDWIDTH = """\
-Minibatches are sampled before the measurement; with --rows they are uniform random rows. Each run starts with
-an empty cache. Some rows from each engine are first compared with the dataset. The line `raw probe` is the
-disk's ceiling.
+Each engine reads minibatches of random rows, without a cache. Some rows are first compared with the dataset.
+The line `raw probe` is the disk's ceiling.
 """
 _EPOCH = """\
 Trains GraphSAGE on the train split of a dataset with one node type, one relation, and classes as labels.
@@ -51,15 +50,12 @@ SIZE is a cache size: a share of the table's pages (2%), bytes (4GB), or a numbe
 def _add_bandwidth(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
-    _add_sampling(parser, option)
-    option("--rows", positive, "read N uniform random rows per minibatch", metavar="N")
+    option("--rows", positive, "random rows per minibatch", 8192, "N")
     text = "I/O engines: uring, threads (default: those that work here)"
     option("--engines", words, text, metavar="NAME,…")
     option("--depth", positive, "requests in flight", 256, "N")
-    option("--cache", None, "cache size: share of the table or bytes, such as 4GB", "10%", "SIZE")
-    option("--window", natural, "minibatches sampled ahead, 0 to 23", 16, "N")
-    option("--iterations", positive, "minibatches per run", 40, "N")
-    option("--device", arguments.device, "device of cache and rows: cpu or cuda", "cpu", "NAME")
+    option("--iterations", positive, "minibatches per engine", 40, "N")
+    option("--device", arguments.device, "device of the rows: cpu or cuda", "cpu", "NAME")
 
 
 def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
@@ -80,7 +76,8 @@ def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
 def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
-    _add_sampling(parser, option)
+    arguments.add_minibatches(parser)
+    option("--seeds", SEEDS, "seed nodes: a split, or all nodes", "train")
     text = "sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
     text += "ladies-poisson (batch size x fanout nodes per layer), walk"
     option("--sampler", None, text, "neighbor", "NAME")
@@ -105,11 +102,6 @@ def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
 def _add_table(parser: argparse.ArgumentParser, option: Option) -> None:
     option("--table", None, "table to read (default: the largest table of nodes)", metavar="NAME")
     arguments.add_allow_dir(parser)
-
-
-def _add_sampling(parser: argparse.ArgumentParser, option: Option) -> None:
-    arguments.add_minibatches(parser)
-    option("--seeds", SEEDS, "seed nodes: a split, or all nodes", "train")
 
 
 QUESTIONS = {
