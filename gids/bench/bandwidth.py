@@ -19,7 +19,7 @@ import torch
 from gids import _core, cuda
 from gids.bench.isolation import cached_share, cpu_seconds
 from gids.bench.report import Column, Session, count, millions, ratio, seconds
-from gids.bench.sampling import check_known, open_table
+from gids.bench.sampling import open_table
 from gids.errors import FormatError, StorageError
 from gids.io import drop_page_cache, open_engine
 from gids.io.disks import RING_READS_PER_S, ring_count
@@ -52,7 +52,9 @@ _BATCH = 8192  # reads submitted together, in ascending order like a minibatch's
 def measure(session: Session) -> None:
     """Fill the report. Settings: engine and state."""
     args, report = session.args, session.report
-    engines = _engines(session)
+    if no_uring := _core.why_no_uring():
+        report.note(f"uring is not measured: {no_uring}")
+    engines = [name for name in ENGINES if not (name == "uring" and no_uring)]
     store, table = open_table(args)
     disk = probe(table.shard_paths[0])
     report.subject.update(
@@ -142,17 +144,6 @@ def aggregate(loader: FeatureLoader, table: Table, batches: Sequence[torch.Tenso
         "reads_per_s": stats["bytes_read"] / seconds / table.page_bytes,
         "cpu_s_per_page": cpu_s / max(1, stats["pages"]),
     }
-
-
-def _engines(session: Session) -> list[str]:
-    if session.args.engines is None:
-        no_uring = _core.why_no_uring()
-        if no_uring:
-            session.report.note(f"uring is not measured: {no_uring}")
-        return [name for name in ENGINES if not (name == "uring" and no_uring)]
-    for name in session.args.engines:
-        check_known("--engines", name, ENGINES)
-    return list(dict.fromkeys(session.args.engines))
 
 
 class RawReads(NamedTuple):

@@ -86,6 +86,10 @@ class Side:
         """The rows of the input nodes, by table. Stock DGL reads them here."""
         return [blocks[0].srcdata[self.tables[0].key]]
 
+    def labels(self, blocks: Any) -> Tensor:
+        labels: Tensor = blocks[-1].dstnodes[self.target].data["label"]
+        return labels
+
     def input_nodes(self, blocks: Any) -> list[Tensor]:
         """Their ids."""
         return [blocks[0].srcdata[dgl.NID]]
@@ -149,16 +153,16 @@ class Side:
             while batches < self.batches:
                 asked = time.perf_counter()
                 blocks = next(minibatches)[2]
-                x = self.features(blocks)
+                x, labels = self.features(blocks), self.labels(blocks)
                 came, batches = time.perf_counter(), batches + 1
-                self._step(self.model, optimizer, blocks, x)
+                train_step(self.model, optimizer, blocks, x, labels)
                 loading_s, training_s = loading_s + came - asked, training_s + time.perf_counter() - came
                 for table, ids, of_table, keep in zip(
                     self.tables, self.input_nodes(blocks), x, kept, strict=True
                 ):
                     rows, row_bytes = rows + len(ids), row_bytes + len(ids) * table.row_bytes
                     keep.add(ids, of_table)
-                del blocks, x, ids, of_table  # frees the minibatch before the next one is made
+                del blocks, x, labels, ids, of_table  # frees the minibatch before the next one is made
                 if 0 < config.most_seconds < time.perf_counter() - begun:
                     break
             seconds = time.perf_counter() - begun
@@ -184,15 +188,6 @@ class Side:
             "loader": stats,
         }
 
-    def _step(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: Sequence[Tensor]
-    ) -> None:
-        logits = model(blocks, [rows.float() for rows in x])
-        labels = blocks[-1].dstnodes[self.target].data["label"]
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
     def _warm_up(self) -> None:
         """Train a copy of the model for a step with DGL's loader, on made-up features."""
         size, model = self.config.batch_size, deepcopy(self.model)
@@ -203,7 +198,16 @@ class Side:
                 torch.full((blocks[0].num_src_nodes(t.type), *t.shape), 0.1, dtype=out_dtype_of(t, None))
                 for t in self.tables
             ]
-            self._step(model, torch.optim.Adam(model.parameters()), blocks, x)
+            train_step(model, torch.optim.Adam(model.parameters()), blocks, x, self.labels(blocks))
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: Sequence[Tensor], labels: Tensor
+) -> None:
+    logits = model(blocks, [rows.float() for rows in x])
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def load_graph(store: FeatureStore) -> Any:

@@ -31,8 +31,8 @@ from gids.sizes import parse_bytes
 _INTERRUPTED = 130
 
 _BANDWIDTH = """\
-Each engine reads minibatches of random rows, without a cache. Some rows are first compared with the dataset.
-The line `raw probe` is the disk's ceiling.
+Each I/O engine that works here reads minibatches of random rows, without a cache. Some rows are first
+compared with the dataset. The line `raw probe` is the disk's ceiling.
 """
 _EPOCH = """\
 Trains GraphSAGE on the train split of a dataset with one node type, one relation, and classes as labels.
@@ -51,8 +51,6 @@ def _add_bandwidth(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
     option("--rows", positive, "random rows per minibatch", 8192, "N")
-    text = "I/O engines: uring, threads (default: those that work here)"
-    option("--engines", words, text, metavar="NAME,…")
     option("--depth", positive, "requests in flight", 256, "N")
     option("--iterations", positive, "minibatches per engine", 40, "N")
     option("--device", arguments.device, "device of the rows: cpu or cuda", "cpu", "NAME")

@@ -10,14 +10,10 @@ Cases = dict[str, list[tuple[list[str], str]]]
 """By question: options, and what is printed."""
 
 SMALL = {
-    "bandwidth": ("--iterations", 4),
     "epoch": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3),
     "hit-ratio": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40),
 }
 REFUSED: Cases = {
-    "bandwidth": [
-        (["--engines", "spdk"], "--engines must be one of uring, threads (got 'spdk')"),
-    ],
     "epoch": [
         (
             ["--memory-limit", "1MB"],

@@ -18,14 +18,14 @@ SMALL = ("--rows", 100, "--iterations", 24)
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch):
     monkeypatch.setattr(bandwidth, "_PROBE_S", 0.05)
+    monkeypatch.setattr(bandwidth, "ENGINES", ("threads",))
 
 
 def test_each_engine_is_compared_with_the_ceiling(bench, tmp_path, on_disk):
     """A dataset without a graph is enough."""
     with DatasetWriter(tmp_path / "rows.gids", page_bytes=4096, stripe=2) as writer:
         writer.write_table("node", "_N", "feat", torch.randn(2000, 200))
-    options = ("--engines", "threads", "--depth", 16)
-    _, report = bench("bandwidth", tmp_path / "rows.gids", *SMALL, *options)
+    _, report = bench("bandwidth", tmp_path / "rows.gids", *SMALL, "--depth", 16)
     assert (report["subject"]["shards"], report["subject"]["depth"]) == (2, 16)
     raw, threads = report["figures"]
     assert raw["metrics"]["of_ceiling"] == 1
@@ -40,7 +40,7 @@ def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(dataset, be
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
     monkeypatch.setattr(bandwidth, "drop_page_cache", refuse)
-    said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
+    said, report = bench("bandwidth", dataset, *SMALL)
     assert "results are WARM: the page cache could not be emptied" in said
     for figure in report["figures"]:
         assert figure["setting"]["state"] == "warm"
@@ -50,7 +50,7 @@ def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(dataset, be
 def test_a_wrong_row_is_found_before_the_measurement(dataset, bench, monkeypatch):
     monkeypatch.setattr("gids.store.table.Table.read_rows", lambda _, ids: torch.zeros(len(ids), 1024))
     monkeypatch.setattr(bandwidth, "aggregate", None)
-    said, _ = bench("bandwidth", dataset, *SMALL, "--engines", "threads", status=2)
+    said, _ = bench("bandwidth", dataset, *SMALL, status=2)
     assert "engine 'threads' reads rows of '_N.feat' that differ" in said
 
 
@@ -76,7 +76,7 @@ def test_the_probe_is_not_limited_by_the_rings(tmp_path, monkeypatch, rates, bes
 def test_rows_are_aggregated_on_the_device(dataset, bench, device, cuda_is):
     """Emulated, and on a GPU if available."""
     cuda_is(device)
-    small = ("--rows", 20, "--iterations", 4, "--engines", "threads", "--depth", 16)
+    small = ("--rows", 20, "--iterations", 4, "--depth", 16)
     _, report = bench("bandwidth", dataset, *small, "--device", "cuda")
     assert report["figures"][1]["metrics"]["effective_bytes_per_s"] > 0
     assert report["subject"]["device"] == "cuda"

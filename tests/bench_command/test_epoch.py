@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from types import SimpleNamespace
 from typing import cast, get_args
 
@@ -16,11 +15,10 @@ pytest.importorskip("gids.dgl", exc_type=ImportError)
 from epoch_results import make_up, train_here
 
 from gids.bench.epoch import check_task
-from gids.bench.features import KeptRows, map_array
+from gids.bench.features import KeptRows
 from gids.bench.isolation import FreshProcessError
 from gids.cli import arguments
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.loader import source
 from gids.loader.options import Reads
 from gids.store import FeatureStore, Table
 from gids.write import DatasetWriter
@@ -75,26 +73,6 @@ def test_reads_by_packs_are_described(dataset, bench, tmp_path, monkeypatch):
     assert "note: gids read 3 minibatches by pack reads in " in said
 
 
-def test_without_direct_io_gids_reads_through_the_page_cache(tmp_path, bench, monkeypatch):
-    train_here(monkeypatch)
-    opened, open_source = [], source.open
-
-    def refused(path, *, direct):
-        if direct:
-            raise OSError(errno.EINVAL, "the file system refuses direct I/O")
-        return "squashfs", 1
-
-    def recorded(*arguments, **options):
-        opened.append(options["tuning"].direct)
-        return open_source(*arguments, **options)
-
-    monkeypatch.setattr("gids._core.probe_file", refused)
-    monkeypatch.setattr("gids.bench.training.gids.open", recorded)
-    said, _ = bench("epoch", write(tmp_path / "x.gids", stripe=2), *SMALL)
-    assert opened == [False]
-    assert "note: the file system has no direct I/O: gids reads through the page cache, too" in said
-
-
 def test_reads_has_the_values_of_gids_open():
     assert get_args(Reads) == arguments.READS
 
@@ -126,16 +104,6 @@ def test_only_gids_runs_if_stock_cannot_map_the_table(tmp_path, bench, monkeypat
     assert "only gids is measured" in said
     assert reason in " ".join(said.split())
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids"]
-
-
-def test_stock_maps_a_table_larger_than_memory(tmp_path):
-    shard = tmp_path / "shard"
-    with shard.open("wb") as file:
-        file.truncate(1 << 40)
-    table = SimpleNamespace(shard_paths=[shard], dtype=torch.float32, row_count=1 << 30, shape=(256,))
-    rows = map_array(cast(Table, table), random_access=True)
-    assert rows.shape == (1 << 30, 256)
-    assert not rows[-1].any()
 
 
 def test_matrices_are_refused_and_the_error_names_the_vectors(tmp_path):

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 from commands import gids
 
-from gids.cli import main
 from gids.cli.system import Item, as_table, describe_system
 from gids.cuda.driver import Device, ask_driver
 
@@ -202,8 +201,3 @@ def test_the_command_runs_on_this_machine(tmp_path, capsys):
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "direct I/O at ." in done.stdout
-
-
-def test_info_without_path_or_system_asks_for_one(capsys):
-    assert main(["info"]) == 2
-    assert capsys.readouterr().err == "gids info: PATH is missing: give a dataset, or --system\n"
