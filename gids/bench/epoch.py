@@ -81,7 +81,7 @@ def check_task(store: FeatureStore, table: Table) -> None:
     ntype = str(table.type)
     if len(store.node_types) > 1 or len(store.relations) != 1:
         raise ValueError(
-            f"{store.name} has {len(store.node_types)} node types and {len(store.relations)} relations, and "
+            f"{store.name} has {len(store.node_types)} node types and {len(store.relations)} relations; "
             "`gids bench epoch` trains on one of each: measure it with `gids bench bandwidth`"
         )
     if table.kind != "node" or len(table.shape) != 1:
@@ -90,8 +90,9 @@ def check_task(store: FeatureStore, table: Table) -> None:
             f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}, and training needs a "
             f"vector per node: choose another table by --table ({', '.join(vectors) or 'none here'})"
         )
-    labels, train = store.labels.get(ntype), store.splits.get(ntype, {}).get("train", [])
-    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or not len(train):
+    labels, train = store.labels.get(ntype), store.splits.get(ntype, {}).get("train")
+    are_classes = labels is not None and labels.dim() == 1 and not labels.dtype.is_floating_point
+    if labels is None or not are_classes or train is None or not len(train):
         raise ValueError(f"{store.name} has no train split of nodes whose labels are classes, to train on")
     if bool((labels[train] < 0).any()):
         raise ValueError(f"{store.name} has nodes in the train split without a class: remove them from it")

@@ -231,8 +231,8 @@ class SageLayer(nn.Module):
         self.neighbors = nn.Linear(in_dim, out_dim, bias=False)
 
     def forward(self, block: Any, x: Tensor) -> Tensor:
-        mean: Tensor = dgl.ops.copy_u_mean(block, self.neighbors(x))
-        return mean + self.own(x[: block.num_dst_nodes()])
+        own: Tensor = self.own(x[: block.num_dst_nodes()])
+        return own + dgl.ops.copy_u_mean(block, self.neighbors(x))
 
 
 class GraphSage(nn.Module):
@@ -244,7 +244,7 @@ class GraphSage(nn.Module):
 
     def forward(self, blocks: Sequence[Any], x: Sequence[Tensor]) -> Tensor:
         """Logits of the seeds. x: the rows of the input nodes, by table."""
-        rows = x[0]
+        rows = x[0]  # of the only table
         for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
             rows = layer(block, torch.relu(rows) if depth else rows)
         return rows

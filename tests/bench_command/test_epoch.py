@@ -8,7 +8,6 @@ from typing import cast, get_args
 import numpy as np
 import pytest
 import torch
-from commands import gids
 
 pytest.importorskip("gids.dgl", exc_type=ImportError)
 
@@ -18,22 +17,11 @@ from gids.bench.epoch import check_task
 from gids.bench.features import KeptRows
 from gids.bench.isolation import FreshProcessError
 from gids.cli import arguments
-from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader.options import Reads
 from gids.store import FeatureStore, Table
 from gids.write import DatasetWriter
 
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
-
-
-@pytest.fixture(scope="module")
-def typed(tmp_path_factory):
-    """Papers with classes and a train split, and authors; rows of 4 KiB."""
-    directory = tmp_path_factory.mktemp("typed")
-    spec = GraphSpec(node_count=300, degree=6, dim=1024, train_count=60)
-    write_graph(directory / "source", spec, typed=True)
-    gids("convert", directory / "source", directory / "typed.gids", "--quiet")
-    return directory / "typed.gids"
 
 
 def test_all_sides_train_and_are_compared(dataset, bench, monkeypatch):
@@ -47,9 +35,12 @@ def test_all_sides_train_and_are_compared(dataset, bench, monkeypatch):
     assert "memory was NOT limited (this process is not limited" in said
 
 
-def test_a_heterogeneous_dataset_is_refused(typed, bench):
-    said, _ = bench("epoch", typed, *SMALL, status=2)
-    assert "typed.gids has 2 node types and" in said
+def test_a_heterogeneous_dataset_is_refused(tmp_path, bench):
+    with DatasetWriter(tmp_path / "typed.gids") as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(60, 8))
+        writer.write_graph(("author", "writes", "paper"), np.arange(61), np.arange(60), num_src=60)
+    said, _ = bench("epoch", tmp_path / "typed.gids", *SMALL, status=2)
+    assert "typed.gids has 2 node types and 1 relations" in said
     assert "trains on one of each: measure it with `gids bench bandwidth`" in " ".join(said.split())
 
 
