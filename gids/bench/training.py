@@ -232,7 +232,8 @@ class SageLayer(nn.Module):
 
     def forward(self, block: Any, x: Tensor) -> Tensor:
         own: Tensor = self.own(x[: block.num_dst_nodes()])
-        return own + dgl.ops.copy_u_mean(block, self.neighbors(x))
+        mean: Tensor = dgl.ops.copy_u_mean(block, self.neighbors(x))
+        return own + mean
 
 
 class GraphSage(nn.Module):

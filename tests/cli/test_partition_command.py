@@ -128,7 +128,7 @@ def test_owners_of_a_file_and_of_each_type(dataset, tmp_path, capsys, refused):
     ("command", "message"),
     [
         (["heat", "PART", "--method", "sampled"], "compute the heat of the whole dataset, then partition it"),
-        (["bench", "sampling", "PART"], "measure with the whole dataset (gids bench needs all parts)"),
+        (["bench", "bandwidth", "PART"], "measure with the whole dataset (gids bench needs all parts)"),
         (["bench", "bandwidth", "PART"], "measure with the whole dataset"),
         (["partition", "PART", "OUT", "--parts", "2"], "partition the whole dataset"),
         (["convert", "PART", "OUT"], "convert the whole dataset, then partition it"),
