@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -95,13 +96,15 @@ def example(path: str, fanouts: list[int], batch_size: int) -> str:
 
 @contextmanager
 def _directory(parent: Path, *, keep: bool) -> Iterator[Path]:
-    """Make a directory. Removes it at the end, and on Ctrl-C, unless it is kept."""
+    """Make a directory. Removes it at the end, and on Ctrl-C or SIGTERM, unless it is kept."""
     parent.mkdir(parents=True, exist_ok=True)
     if _in_memory(parent):
         print(
             f"{parent} is in memory, so nothing is read from a disk: give a --dir on a disk", file=sys.stderr
         )
     with ExitStack() as stack:
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        stack.callback(signal.signal, signal.SIGTERM, before)
         directory = Path(tempfile.mkdtemp(prefix="gids-quickstart-", dir=parent))
         if keep:
             stack.callback(print, f"files kept in {directory}", file=sys.stderr)
