@@ -30,10 +30,10 @@ import torch
 from graphs import GRAPHS, input_nodes, make_graph, seed_order
 from harness import Figures, Script
 from learning import Task, hard
+from plot import Curve, plot_curves
 
 from gids import _core
-from gids.bench.plot import Curve, plot_curves
-from gids.cli.arguments import kappas
+from gids.cli import arguments
 from gids.sampler import Labor, LocalityBias, Neighbor, RandomWalk, Sampler, Topology
 from gids.store import Graph
 
@@ -86,9 +86,11 @@ def work(args: argparse.Namespace, figures: Figures) -> None:
         plot_curves(args.plot, title, panels, titles, log_x=True, log_y=True)
 
 
-def missed(args: argparse.Namespace, graph: Graph, topology: Topology, kappa: float, ranks: int) -> float:
+def missed(
+    args: argparse.Namespace, graph: Graph, topology: Topology, dependency: float, ranks: int
+) -> float:
     """The percentage of input nodes that all caches miss, in the second half of the minibatches."""
-    sampler = Labor(args.fanouts, batch_dependency=kappa)
+    sampler = Labor(args.fanouts, batch_dependency=dependency)
     lines = max(1, int(args.cache * graph.num_src)) * ranks
     planner = _core.Planner(graph.num_src, min(lines, graph.num_src), "lru")
     size, order = args.batch_size * ranks, seed_order(graph, args.seed)
@@ -186,7 +188,7 @@ if __name__ == "__main__":
     option("doublings", 11, "work: number of batch sizes, each twice the one before", small=3)
     option("steps", text="minibatches (default: 32; learning: 300)", type=int, small=4)
     option("every", 20, "learning: minibatches between points", small=2)
-    option("kappas", [1, 4, 16, 64, 256, math.inf], type=kappas, small=[1, 16, math.inf])
+    option("kappas", [1, 4, 16, 64, 256, math.inf], type=arguments.kappa, nargs="+", small=[1, 16, math.inf])
     option("ranks", [1, 2, 4, 8], small=[1, 2])
     option("cache", 0.02, "misses: share of the nodes in a cache")
     for question in ("work", "misses"):

@@ -79,8 +79,7 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
     ours = EpochConfig(
         side=OURS,
         dataset=str(store.path),
-        tables=tuple(store.tables),
-        target="paper" if args.hetero else "",
+        tables=tuple(sorted(store.tables, reverse=True)),  # papers have classes
         fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
         hidden=64 if args.hetero else 32,
@@ -94,7 +93,9 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
     no_limit = why_no_limit()
     limit = f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"
     print(f"{os.cpu_count()} cores; {limit}", flush=True)
-    comparison = Comparison(limited=not no_limit, say=print)
+    module = "rgcn_side" if args.hetero else "gids.bench.training"
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    comparison = Comparison(limited=not no_limit, say=print, module=module)
     configs = {OURS: ours, ADVISED: replace(ours, side=ADVISED, most_seconds=STOCK_S)}
     if not args.small:  # most of the time goes into the start of processes
         configs[PLAIN] = replace(ours, side=PLAIN, most_seconds=STOCK_S)

@@ -38,8 +38,7 @@ import torch
 from graphs import graph_of, rmat
 from harness import Figures, Script, alternate, integers
 
-from gids.bench.arguments import SAMPLERS
-from gids.bench.sampling import make_sampler
+from gids.bench.sampling import SAMPLERS, make_sampler
 from gids.loader.sampling import sample_steps
 from gids.sampler import (
     Block,

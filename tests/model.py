@@ -85,26 +85,6 @@ class Model:
         self.resident = set(resident)
 
 
-def min_hits(trace: list[npt.NDArray[np.int64]], lines: int) -> list[int]:
-    """Hits per minibatch of the optimum (Belady's MIN with bypass), at minibatch granularity."""
-    never = len(trace)
-    next_use: list[dict[int, int]] = [{} for _ in trace]
-    seen: dict[int, int] = {}
-    for t in range(len(trace) - 1, -1, -1):
-        for p in trace[t].tolist():
-            next_use[t][p] = seen.get(p, never)
-        for p in trace[t].tolist():
-            seen[p] = t
-    held: dict[int, int] = {}
-    hits = []
-    for t, pages in enumerate(trace):
-        hits.append(sum(p in held for p in pages.tolist()))
-        candidates = {**held, **next_use[t]}
-        order = sorted((n, p) for p, n in candidates.items() if n != never)
-        held = {p: n for n, p in order[:lines]}
-    return hits
-
-
 def int8_with_a_scale(
     values: npt.NDArray[np.float32], scale: str
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:

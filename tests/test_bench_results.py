@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-import harness
 import papers
 import report
 
@@ -81,30 +80,3 @@ def test_figures_of_the_readme_are_those_of_the_results(result, command):
     for number in numbers:
         digits = len(number.partition(".")[2])
         assert float(number) in {round(value, digits) for value in values}, f"{command}: {number}"
-
-
-def test_numbers_have_four_digits_and_commas():
-    shown = {19569.4375: "19,570", 2709.5: "2,710", 2709: "2,709", 121.23456: "121.2", 0.0123456: "0.01235"}
-    assert {value: report.number(value) for value in shown} == shown
-
-
-def test_the_page_shows_what_a_benchmark_wrote(tmp_path, monkeypatch):
-    args = harness.Script("").parse(["--json", str(tmp_path / "io.json")])
-    figures = harness.Figures(args)
-    figures.add("reads", 93021.4, "reads/s", note="depth 256")
-    figures.add("over fio", 0.95321, "x", bar=0.95)
-    figures.add("memory", 253.0, "MB", most=250)
-    figures.table("details", [{"P": 1, "rows": 2.5}])
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    monkeypatch.setattr(report, "SECTIONS", {"All": ("io",)})
-    page = report.with_tables("a\n<!-- results: All -->\nold\n<!-- end -->\nb\n", report.figures)
-    first, *others = page.split("|---|---|---|")[1].strip().splitlines()[:3]
-    assert first.startswith("| reads (`bench/")
-    assert first.endswith("`) |  | 93,020 reads/s (depth 256) |")
-    assert others == [
-        "| over fio | ≥ 0.95 | 0.9532 \N{MULTIPLICATION SIGN} |",
-        "| memory | ≤ 250 MB | 253 MB |",
-    ]
-    written = json.loads((tmp_path / "io.json").read_text())
-    assert [figure["passed"] for figure in written["figures"]] == [None, True, False]
-    assert written["tables"] == [{"title": "details", "columns": ["P", "rows"], "rows": [[1, 2.5]]}]

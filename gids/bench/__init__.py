@@ -3,8 +3,8 @@
 bandwidth.py, epoch.py and hit_ratio.py each answer one question of `gids bench`: ``measure(session)`` fills a
 Report, with SETTINGS and COLUMNS for its table. The others:
 
-    report.py, text.py, plot.py    the result as JSON, text and PNG
-    arguments.py, sampling.py      what questions check in their arguments; samplers by name, and minibatches
+    report.py                      the result as JSON and text
+    sampling.py                    arguments that questions share; samplers by name, and minibatches
     trace.py                       the pages of sampled minibatches, replays, Belady's MIN
     sides.py, training.py          the sides of an epoch's comparison; one side, in its process
     features.py, isolation.py      features as stock DGL maps them; fresh processes with bounded memory

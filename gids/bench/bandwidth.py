@@ -1,4 +1,4 @@
-"""`gids bench bandwidth`: how fast rows are read and gathered, compared with the disk's ceiling.
+"""`gids bench bandwidth`: how fast random rows are read and gathered, compared with the disk's ceiling.
 
 The ceiling is that of random reads of pages at the same depth, past the page cache, by an I/O engine of gids
 without tables or cache.
@@ -6,7 +6,6 @@ without tables or cache.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
@@ -18,32 +17,27 @@ import numpy as np
 import torch
 
 from gids import _core, cuda
-from gids.bench import text
-from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
 from gids.bench.isolation import cached_share, cpu_seconds
-from gids.bench.report import Session
-from gids.bench.sampling import endless, input_nodes, make_sampler
-from gids.cache.budget import available_bytes
+from gids.bench.report import Column, Session, count, millions, ratio, seconds
+from gids.bench.sampling import open_table
 from gids.errors import FormatError, StorageError
 from gids.io import drop_page_cache, open_engine
 from gids.io.disks import RING_READS_PER_S, ring_count
 from gids.io.engine import direct_works, probe
 from gids.loader import FeatureLoader, Tuning
 from gids.loader.source import open as open_source
-from gids.sizes import format_bytes
-from gids.store import FeatureStore, Table
+from gids.store import Table
 from gids.write.files import aligned_zeros
 
 ENGINES = ("uring", "threads")
 PROBE = "raw probe"
-SETTINGS = {"engine": "engine", "cache": "cache", "state": "page cache"}
+SETTINGS = {"engine": "engine", "state": "page cache"}
 COLUMNS = [
-    text.Column("effective MB/s", "effective_bytes_per_s", text.millions, spread=True),
-    text.Column("device MB/s", "device_bytes_per_s", text.millions),
-    text.Column("pages/s read", "reads_per_s", text.count),
-    text.Column("of ceiling", "of_ceiling", text.ratio),
-    text.Column("hits %", "hit_ratio", text.percent),
-    text.Column("CPU/page", "cpu_s_per_page", text.seconds),
+    Column("effective MB/s", "effective_bytes_per_s", millions),
+    Column("device MB/s", "device_bytes_per_s", millions),
+    Column("pages/s read", "reads_per_s", count),
+    Column("of ceiling", "of_ceiling", ratio),
+    Column("CPU/page", "cpu_s_per_page", seconds),
 ]
 _PROBE_S = 3.0
 _VERIFIED_ROWS = 512
@@ -56,13 +50,12 @@ _BATCH = 8192  # reads submitted together, in ascending order like a minibatch's
 
 
 def measure(session: Session) -> None:
-    """Fill the report. Settings: engine, cache and state."""
+    """Fill the report. Settings: engine and state."""
     args, report = session.args, session.report
-    engines = _engines(session)
-    if args.rows and (unused := changed(args, args.sampling_defaults)):
-        raise ValueError(f"--rows draws uniform rows and samples nothing: remove {unused}")
+    if no_uring := _core.why_no_uring():
+        report.note(f"uring is not measured: {no_uring}")
+    engines = [name for name in ENGINES if not (name == "uring" and no_uring)]
     store, table = open_table(args)
-    cache_bytes = _cache_bytes(table, session)
     disk = probe(table.shard_paths[0])
     report.subject.update(
         dataset=str(store.path),
@@ -75,7 +68,7 @@ def measure(session: Session) -> None:
         file_system=str(disk["file_system"]),
         device=args.device,
         depth=args.depth,
-        window=args.window,
+        rows_per_batch=args.rows,
     )
     if not disk["direct"]:
         report.note(
@@ -85,41 +78,36 @@ def measure(session: Session) -> None:
 
     def open_loader(engine: str) -> FeatureLoader:
         direct = direct_works(table.shard_paths)
-        tuning = Tuning(engine=engine, queue_depth=args.depth, cache=cache_bytes, direct=direct)
-        return FeatureLoader(
-            open_source(store, window=args.window, tuning=tuning), [table.name], device=args.device
-        )
+        tuning = Tuning(engine=engine, queue_depth=args.depth, cache=0, direct=direct)
+        source = open_source(store, heat="none", reads="random", tuning=tuning)
+        return FeatureLoader(source, [table.name], device=args.device)
 
-    batches = _minibatches(store, table, session)
-    session.progress.total(args.repeat * len(engines))
-    for turn in range(args.repeat):
-        # Other processes may use the disk: each round measures the ceiling again.
-        raw = random_reads(
-            table.shard_paths,
-            page_bytes=table.page_bytes,
-            seconds=_PROBE_S,
-            depth=args.depth,
-            seed=args.seed + turn,
-        )
-        report.figure(engine=PROBE, cache=None, state="warm" if raw.note else "cold").add(
-            effective_bytes_per_s=raw.reads_per_s * table.page_bytes,
-            reads_per_s=raw.reads_per_s,
-            device_bytes_per_s=raw.reads_per_s * table.page_bytes,
-            of_ceiling=None if raw.note else 1.0,
-        )
-        for engine in engines:
-            with open_loader(engine) as loader:
-                verify(loader, table, args.seed)
-            if warm := why_warm(table.shard_paths):
-                report.note(warm)
-            with open_loader(engine) as loader:
-                metrics = aggregate(loader, table, batches)
-                lines = sum(stats["lines"] for stats in loader.stats()["tables"].values())
-            cache = format_bytes(lines * table.page_bytes)
-            report.figure(engine=engine, cache=cache, state="warm" if warm else "cold").add(
-                **metrics, of_ceiling=None if warm else metrics["reads_per_s"] / raw.reads_per_s
-            )
-            session.progress.add(1)
+    rng, rows = np.random.default_rng(args.seed), min(args.rows, table.row_count)
+    batches = [
+        torch.from_numpy(rng.choice(table.row_count, rows, replace=False)) for _ in range(args.iterations)
+    ]
+    session.progress.total(len(engines))
+    raw = random_reads(
+        table.shard_paths, page_bytes=table.page_bytes, seconds=_PROBE_S, depth=args.depth, seed=args.seed
+    )
+    ceiling = {
+        "effective_bytes_per_s": raw.reads_per_s * table.page_bytes,
+        "reads_per_s": raw.reads_per_s,
+        "device_bytes_per_s": raw.reads_per_s * table.page_bytes,
+        "of_ceiling": None if raw.note else 1.0,
+    }
+    report.add({"engine": PROBE, "state": "warm" if raw.note else "cold"}, ceiling)
+    for engine in engines:
+        with open_loader(engine) as loader:
+            verify(loader, table, args.seed)
+        if warm := why_warm(table.shard_paths):
+            report.note(warm)
+        with open_loader(engine) as loader:
+            metrics = aggregate(loader, table, batches)
+        of_ceiling = None if warm else metrics["reads_per_s"] / raw.reads_per_s
+        setting = {"engine": engine, "state": "warm" if warm else "cold"}
+        report.add(setting, {**metrics, "of_ceiling": of_ceiling})
+        session.progress.add(1)
 
 
 def verify(loader: FeatureLoader, table: Table, seed: int) -> None:
@@ -138,7 +126,7 @@ def verify(loader: FeatureLoader, table: Table, seed: int) -> None:
 
 
 def aggregate(loader: FeatureLoader, table: Table, batches: Sequence[torch.Tensor]) -> dict[str, float]:
-    """Read the minibatches with an empty cache: the metrics. Blocks. Raises the loader's errors, OSError."""
+    """Read the minibatches without a cache: the metrics. Blocks. Raises the loader's errors, OSError."""
     stream = loader.attach(batches, lambda ids: {table.name: ids})
     on_device = None if loader.device.type == "cpu" else cuda.open_device(loader.device).current_stream()
     row_count = 0
@@ -154,58 +142,8 @@ def aggregate(loader: FeatureLoader, table: Table, batches: Sequence[torch.Tenso
         "effective_bytes_per_s": row_count * table.row_bytes / seconds,
         "device_bytes_per_s": stats["bytes_read"] / seconds,
         "reads_per_s": stats["bytes_read"] / seconds / table.page_bytes,
-        "hit_ratio": stats["hits"] / max(1, stats["pages"]),
         "cpu_s_per_page": cpu_s / max(1, stats["pages"]),
     }
-
-
-def _engines(session: Session) -> list[str]:
-    if session.args.engines is None:
-        no_uring = _core.why_no_uring()
-        if no_uring:
-            session.report.note(f"uring is not measured: {no_uring}")
-        return [name for name in ENGINES if not (name == "uring" and no_uring)]
-    for name in session.args.engines:
-        check_known("--engines", name, ENGINES)
-    return list(dict.fromkeys(session.args.engines))
-
-
-def _cache_bytes(table: Table, session: Session) -> int:
-    size = session.args.cache
-    _, unit, number = parse_cache_size(size, minibatches=False)
-    cache_bytes = int(number)
-    if unit == "%":
-        cache_bytes = int(number * table.page_count) * (table.page_bytes + _core.LINE_METADATA_BYTES)
-    if cache_bytes >= table.page_count * table.page_bytes:
-        session.report.note(
-            f"a cache of {size} holds the whole table: after the first read every page is a hit, so the "
-            "results measure memory, not the disk"
-        )
-    if session.args.device == "cpu" and cache_bytes > available_bytes() // 2:
-        raise ValueError(
-            f"--cache {size}: {format_bytes(cache_bytes)} is more than half of the available memory; give a "
-            "smaller cache"
-        )
-    return cache_bytes
-
-
-def _minibatches(store: FeatureStore, table: Table, session: Session) -> list[torch.Tensor]:
-    """Node ids of minibatches, int64[n] each: sampled; with --rows uniform."""
-    args = session.args
-    if args.rows:
-        session.report.subject.update(rows_per_batch=args.rows)
-        rng, rows = np.random.default_rng(args.seed), min(args.rows, table.row_count)
-        return [
-            torch.from_numpy(rng.choice(table.row_count, rows, replace=False)) for _ in range(args.iterations)
-        ]
-    if table.kind != "node" or not store.relations:
-        raise ValueError(f"no minibatches of table {table.name!r} can be sampled: give --rows N to draw rows")
-    session.report.subject.update(fanouts=list(args.fanouts), batch_size=args.batch_size, seeds=args.seeds)
-    sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
-    stream = endless(store, sampler, seeds=args.seeds, batch_size=args.batch_size, seed=args.seed)
-    return [
-        input_nodes(minibatch, str(table.type)) for minibatch in itertools.islice(stream, args.iterations)
-    ]
 
 
 class RawReads(NamedTuple):

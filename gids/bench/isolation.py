@@ -31,6 +31,7 @@ _ENVIRONMENT = {  # the user's own settings win
     "MALLOC_ARENA_MAX": "2",  # or each thread keeps freed memory
 }
 _GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # the group in which a process was started
+_GROUPS = Path("/sys/fs/cgroup")
 _PR_SET_THP_DISABLE = 41
 
 
@@ -110,7 +111,7 @@ def _serve(module: str) -> int:
 
 
 class MemoryGroup:
-    """A memory control group below this process's own, for the processes that ``command`` starts.
+    """A memory control group for the processes that ``command`` starts.
 
     A context manager that removes the group; its processes must have ended by then. Raises OSError if the
     kernel has no memory controller, or the user may not make a group.
@@ -173,27 +174,13 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _parent_group() -> Path:
-    """The group below which this process may make others."""
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    for _, mount, kind, options, *_ in mounts:
-        if kind == "cgroup" and "memory" in options.split(",") and "memory" in own:
-            return _inside(mount, own["memory"])
-    for _, mount, kind, *_ in mounts:
-        # In v2 a group with processes has no controlled children, so this group may need to be in a parent.
-        if kind == "cgroup2" and "" in own:
-            start = _inside(mount, own[""])
-            for parent in (start, *start.parents):
-                if not parent.is_relative_to(mount):
-                    break
-                if "memory" in (parent / "cgroup.subtree_control").read_text().split():
-                    return parent
-    raise OSError(0, "the kernel has no memory controller here")
-
-
-def _inside(mount: str, group: str) -> Path:
-    path = Path(mount) / group.lstrip("/")
-    return path if path.is_dir() else Path(mount)  # in a container the mount may be the own group
+    """The group below which groups are made: the root, where systems usually mount it."""
+    if (_GROUPS / "memory/tasks").exists():  # v1
+        return _GROUPS / "memory"
+    control = _GROUPS / "cgroup.subtree_control"
+    if control.exists() and "memory" in control.read_text().split():
+        return _GROUPS
+    raise OSError(0, f"{_GROUPS} has no memory controller")
 
 
 def cached_share(path: str | os.PathLike[str]) -> float:

@@ -1,6 +1,6 @@
 """The result of a bench command: filled by the questions, printed and written as JSON by gids.cli.bench.
 
-docs/bench-schema.json describes the JSON, docs/bench.md the metrics.
+docs/bench-schema.json describes the JSON, docs/bench.md the metrics. `gids partition` prints its table, too.
 """
 
 from __future__ import annotations
@@ -10,48 +10,34 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gids.bench.machine import this_machine, versions
-from gids.bench.text import Column, aligned
 
 if TYPE_CHECKING:
     from gids.cli.progress import Progress
 
 SCHEMA_VERSION = 3
-Setting = Mapping[str, str | int | float | bool | None]
+Setting = Mapping[str, str | int | None]
 
 
-@dataclass
-class Figure:
-    """The metrics of one setting: a value per repeat. Metrics that were not measured are absent."""
+class Column(NamedTuple):
+    """A column of a report. show: formats a number."""
+
+    title: str
+    metric: str
+    show: Callable[[float], str]
+
+
+class Figure(NamedTuple):
+    """The metrics of one setting. Metrics that were not measured are absent."""
 
     setting: Setting
-    values: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, **metrics: float | None) -> None:
-        """Add the metrics of one repeat."""
-        for name, value in metrics.items():
-            if value is not None:
-                self.values.setdefault(name, []).append(float(value))
-
-    def median(self, metric: str) -> float | None:
-        values = self.values.get(metric)
-        return median(values) if values else None
-
-    def cell(self, column: Column) -> str:
-        middle = self.median(column.metric)
-        if middle is None:
-            return "-"
-        values = self.values[column.metric]
-        if not column.spread or len(values) < 2:
-            return column.show(middle)
-        return f"{column.show(middle)} ({column.show(min(values))} to {column.show(max(values))})"
+    metrics: dict[str, float]
 
 
 @dataclass
@@ -64,103 +50,67 @@ class Report:
     question: str
     command: Sequence[str]
     seed: int = 0
-    repeat: int = 1
     partial: str | None = None
     subject: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    begun_s: float = field(default_factory=time.perf_counter)
 
-    def __post_init__(self) -> None:
-        self._started = datetime.now(UTC)
-        self._begun = time.perf_counter()
-
-    def figure(self, **setting: str | int | float | bool | None) -> Figure:
-        """Return the figure of a setting; add it if it is new."""
-        for figure in self.figures:
-            if figure.setting == setting:
-                return figure
-        self.figures.append(Figure(setting))
-        return self.figures[-1]
-
-    @property
-    def measured(self) -> list[Figure]:
-        return [figure for figure in self.figures if figure.values]
+    def add(self, setting: Setting, metrics: Mapping[str, float | None]) -> None:
+        """Add a figure."""
+        measured = {name: float(value) for name, value in metrics.items() if value is not None}
+        self.figures.append(Figure(setting, measured))
 
     def note(self, sentence: str) -> None:
         """Add a note, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
+    def write(self, path: Path) -> None:
+        """Write the JSON. Raises OSError."""
+        contents = {
             "format": "gids-bench",
             "version": SCHEMA_VERSION,
             "question": self.question,
             "command": list(self.command),
-            "started": self._started.isoformat(timespec="seconds"),
-            "seconds": round(time.perf_counter() - self._begun, 3),
+            "started": self.started.isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - self.begun_s, 3),
             "seed": self.seed,
-            "repeat": self.repeat,
             "partial": self.partial,
             "machine": this_machine(),
             "versions": versions(),
             "subject": self.subject,
             "notes": self.notes,
             "answers": self.answers,
-            "figures": [
-                {
-                    "setting": dict(figure.setting),
-                    "metrics": {name: _spread(values) for name, values in figure.values.items()},
-                }
-                for figure in self.measured
-            ],
+            "figures": [figure._asdict() for figure in self.figures],
         }
-
-    def write(self, path: Path) -> None:
-        """Write the JSON. Raises OSError."""
-        path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        path.write_text(json.dumps(contents, indent=2) + "\n")
 
     def as_text(self, settings: Mapping[str, str], columns: Sequence[Column]) -> str:
         """The subject, the table, the answers and the notes. settings: key -> title."""
-        common = self._shared(settings)
-        facts = {key.replace("_", " "): value for key, value in self.subject.items()}
-        facts |= {settings[key]: value for key, value in common.items()}
-        parts = [f"{key} {_word(value)}" for key, value in facts.items()] + [f"seed {self.seed}"]
-        if self.repeat > 1:
-            parts.append(f"{self.repeat} repeats: medians (range)")
-        blocks = [textwrap.fill("; ".join(parts), 110)]
-        if self.measured:
-            shown = {key: title for key, title in settings.items() if key not in common}
-            blocks.append(self._table(shown, columns))
+        parts = [f"{key.replace('_', ' ')} {_word(value)}" for key, value in self.subject.items()]
+        blocks = [textwrap.fill("; ".join([*parts, f"seed {self.seed}"]), 110)]
+        if self.figures:
+            blocks.append(self._table(settings, columns))
         sentences = [*self.answers, *(f"note: {note}" for note in self.notes)]
         blocks.append("\n".join(textwrap.fill(each, 110, subsequent_indent="  ") for each in sentences))
         return "\n\n".join(blocks)
 
-    def _shared(self, settings: Mapping[str, str]) -> dict[str, object]:
-        """The settings, except the first one, that have the same value in all figures."""
-        same: dict[str, object] = {}
-        for key in list(settings)[1:]:
-            values = {f.setting.get(key) for f in self.measured} - {None}
-            if len(values) == 1:
-                same[key] = values.pop()
-        return same
-
     def _table(self, settings: Mapping[str, str], columns: Sequence[Column]) -> str:
         """A line per figure; with one setting a column per figure. Without empty columns."""
-        used = [c for c in columns if any(c.metric in f.values for f in self.measured)]
-        keys = [k for k in settings if any(f.setting.get(k) is not None for f in self.measured)]
-        rows = [[settings[k] for k in keys] + [c.title for c in used]]
-        for figure in self.measured:
-            words = [figure.setting.get(k) for k in keys]
-            rows.append(["-" if w is None else str(w) for w in words] + [figure.cell(c) for c in used])
+        used = [c for c in columns if any(c.metric in f.metrics for f in self.figures)]
+        rows = [[*settings.values(), *(c.title for c in used)]]
+        for setting, metrics in self.figures:
+            words = ["-" if (word := setting.get(key)) is None else str(word) for key in settings]
+            rows.append(words + [c.show(metrics[c.metric]) if c.metric in metrics else "-" for c in used])
         if len(settings) == 1:
             return aligned(list(zip(*rows, strict=True)), left=1)
-        return aligned(rows, left=len(keys))
+        return aligned(rows, left=len(settings))
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """The arguments of a command, its report, and its progress in runs."""
 
     args: argparse.Namespace
@@ -181,8 +131,51 @@ def check_writable(path: Path) -> None:
         raise PermissionError(f"{path} cannot be written")
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return {"median": median(values), "least": min(values), "most": max(values), "values": list(values)}
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
+    """A table. The first row has the titles, with a rule below them.
+
+    left: number of columns that are aligned to the left, the others are to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "   ".join(cells).rstrip()
+
+    titles, *lines = map(line, rows)
+    return "\n".join([titles, "-" * max(map(len, [titles, *lines])), *lines])
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def millions(value: float) -> str:
+    """About three digits."""
+    return _three_digits(value / 1e6)
+
+
+def seconds(value: float) -> str:
+    """In ns, us, ms or s."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(value) >= scale:
+            return f"{_three_digits(value / scale)} {unit}"
+    return f"{value / 1e-9:.0f} ns"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def _word(value: Any) -> str:

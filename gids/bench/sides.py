@@ -16,7 +16,6 @@ from gids.bench.isolation import MemoryGroup, run_fresh
 OURS, ADVISED, PLAIN = "gids", "stock, MADV_RANDOM", "stock"
 """gids, and stock DGL on memory-mapped features without and with the kernel's read-ahead."""
 
-_MODULE = "gids.bench.training"
 _SPARE_BYTES = 64 << 20  # for stock: rows that are kept to be compared, and fragmented memory
 _START_S = 300  # a process may take so long beside its training: imports, topology, comparing rows
 
@@ -25,10 +24,10 @@ _START_S = 300  # a process may take so long beside its training: imports, topol
 class EpochConfig:
     """The configuration of one side. It is sent as JSON, so it has plain values only.
 
-    dataset: with labels and a train split of target, by default the first node type. tables: names of the
-    tables of features, at most one for each node type; stock maps each. batches: minibatches to train on.
-    source: options of gids.open(), beside memory=. memory_bytes: for features, page cache included; for stock
-    0: no limit. most_seconds: stop after the minibatch in which they have passed; 0: no limit.
+    tables: names of the tables of features, which stock maps; the nodes of the first one have labels and a
+    train split. batches: minibatches to train on. source: options of gids.open(), beside memory=.
+    memory_bytes: for features, page cache included; for stock 0: no limit. most_seconds: stop after the
+    minibatch in which they have passed; 0: no limit.
     """
 
     side: str
@@ -38,7 +37,6 @@ class EpochConfig:
     batch_size: int
     hidden: int
     batches: int
-    target: str = ""
     seed: int = 0
     source: Mapping[str, Any] = field(default_factory=dict)
     memory_bytes: int = 0
@@ -93,11 +91,13 @@ class Comparison:
 
     That is memory_bytes, or what the process of gids grew by while it trained, if that is more. gids keeps to
     its option memory=; a memory control group limits stock, if `limited`. say(sentence) is called with the
-    failure of a side of stock.
+    failure of a side of stock. module: it trains.
     """
 
-    def __init__(self, *, limited: bool, say: Callable[[str], None]) -> None:
-        self._limited, self._say = limited, say
+    def __init__(
+        self, *, limited: bool, say: Callable[[str], None], module: str = "gids.bench.training"
+    ) -> None:
+        self._limited, self._say, self._module = limited, say, module
         self._grown_bytes = 0
 
     def run(self, config: EpochConfig) -> EpochResult | None:
@@ -109,7 +109,7 @@ class Comparison:
         timeout_s = 2 * config.most_seconds + _START_S if config.most_seconds else None
         try:
             with nullcontext() if ours or not self._limited else MemoryGroup() as group:
-                answer = run_fresh(_MODULE, asdict(config), group=group, timeout_s=timeout_s)
+                answer = run_fresh(self._module, asdict(config), group=group, timeout_s=timeout_s)
         except OSError as error:  # a FreshProcessError, or no memory control group
             if ours:
                 raise

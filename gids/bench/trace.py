@@ -9,8 +9,7 @@ use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,6 @@ ORDERS = ("stored", "original", "degree", "community")
 """Orders of rows: that of the dataset, by id, and those of `gids convert --order`."""
 
 LIVE_BATCHES = _core.USE_BITS  # window and planned minibatches together
-_SAMPLES = 16
 
 Pages = npt.NDArray[np.integer[Any]]
 
@@ -80,25 +78,12 @@ def positions_in(order: str, store: FeatureStore, table: Table) -> npt.NDArray[A
     return community_order([(graph.indptr, graph.indices) for graph in graphs], degrees)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Pages of each minibatch after the warm-up, which were hit, loaded or bypassed: int64[n] each.
-
-    in_use: number of lines whose page is used by a minibatch in the window or planned; the mean over _SAMPLES
-    minibatches.
-    """
+class Counts(NamedTuple):
+    """Pages of each minibatch after the warm-up, which were hit, loaded or bypassed: int64[n] each."""
 
     hits: npt.NDArray[np.int64]
     loads: npt.NDArray[np.int64]
     bypasses: npt.NDArray[np.int64]
-    evictions: int
-    in_use: float
-
-    @property
-    def hit_ratio(self) -> float:
-        """Hits / pages of all minibatches; 0 without pages."""
-        pages = int((self.hits + self.loads + self.bypasses).sum())
-        return int(self.hits.sum()) / pages if pages else 0.0
 
 
 def replay(
@@ -122,12 +107,8 @@ def replay(
     assert window + planned <= LIVE_BATCHES
     planner = _core.Planner(page_count, lines, policy, seed, heat)
     counts = np.zeros((len(batches), 3), np.int64)
-    entered = evicted_before = 0
-    in_use: list[int] = []
-    every = max(1, (len(batches) - warm) // _SAMPLES)
+    entered = 0
     for t in range(len(batches)):
-        if t == warm:
-            evicted_before = planner.stats()["evictions"]
         if t >= planned:
             planner.retire(t - planned)
         # At the start the loader's window fills gradually.
@@ -136,11 +117,7 @@ def replay(
             assert planner.enter(entered, pages) == len(pages), "a minibatch has a page twice"
             entered += 1
         counts[t] = planner.plan(t)
-        if t >= warm and (t - warm) % every == 0:
-            in_use.append(planner.lines_in_use())
-    hits, loads, bypasses = counts[warm:].T
-    evictions = planner.stats()["evictions"] - evicted_before
-    return Counts(hits, loads, bypasses, evictions, float(np.mean(in_use)) if in_use else 0.0)
+    return Counts(*counts[warm:].T)
 
 
 class Optimum:

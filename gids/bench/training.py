@@ -1,11 +1,12 @@
-"""One side of a comparison, in its own process: train for an epoch, with features read by gids or stock DGL.
+"""One side of a comparison, in its own process: train GraphSAGE, with features read by gids or stock DGL.
 
-Both sides run this code with the same topology in memory, seeds and model: GraphSAGE, with several relations
-R-GCN. They differ only in ``_make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
+Both sides run this code with the same topology in memory, seeds and model. They differ only in
+``make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
 
 The measurement starts when the features are opened, and ends with the last training step. Before it come
 imports, loading the topology, and a step on made-up features, which warms up. Both sides keep some rows of
-the same minibatches, and compare them with the dataset afterwards. Started by sides.py.
+the same minibatches, and compare them with the dataset afterwards. Started by sides.py; bench/rgcn_side.py
+trains on several node types.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,9 @@ from gids.bench.sides import ADVISED, OURS, EpochConfig, EpochResult
 from gids.cache.output_dtype import out_dtype_of
 from gids.io import drop_page_cache
 from gids.io.engine import direct_works
-from gids.store import FeatureStore, Table
+from gids.store import FeatureStore
 from gids.store.names import Relation
 
-PerType = dict[str, Tensor]
 LEARNING_RATE = 0.01
 
 
@@ -57,22 +58,56 @@ class Side:
     def __init__(self, config: EpochConfig) -> None:
         self.config = config
         self.store = FeatureStore(config.dataset, allow_dirs=config.allow_dirs)
-        self.target = config.target or self.store.node_types[0]
-        labels = self.store.labels[self.target].long()
+        self.tables = [self.store.table(name) for name in config.tables]
+        self.shards = [path for table in self.tables for path in table.shard_paths]
         self.graph = load_graph(self.store)
+        self.target = str(self.tables[0].type)
+        labels = self.store.labels[self.target].long()
         self.graph.nodes[self.target].data["label"] = labels
-        self.tables = {str(table.type): table for table in map(self.store.table, config.tables)}
         self.train_ids = self.store.splits[self.target]["train"][: config.batches * config.batch_size]
         self.batches = -(-len(self.train_ids) // config.batch_size)
         torch.manual_seed(config.seed)
-        self.model = GraphSage(
-            {ntype: table.shape[0] for ntype, table in self.tables.items()},
-            config.hidden,
-            int(labels.max()) + 1,
-            len(config.fanouts),
-            self.graph.canonical_etypes,
-            self.target,
+        self.model = self.make_model(int(labels.max()) + 1)
+
+    def make_model(self, classes: int) -> nn.Module:
+        hidden = [self.config.hidden] * (len(self.config.fanouts) - 1)
+        return GraphSage([*self.tables[0].shape, *hidden, classes])
+
+    def seeds(self, ids: Tensor) -> Any:
+        """Seeds as DGL takes them."""
+        return ids
+
+    def make_sampler(self, **prefetched: Any) -> Any:
+        return dgl.dataloading.NeighborSampler(
+            list(self.config.fanouts), prefetch_labels=["label"], **prefetched
         )
+
+    def features(self, blocks: Any) -> list[Tensor]:
+        """The rows of the input nodes, by table. Stock DGL reads them here."""
+        return [blocks[0].srcdata[self.tables[0].key]]
+
+    def labels(self, blocks: Any) -> Tensor:
+        labels: Tensor = blocks[-1].dstnodes[self.target].data["label"]
+        return labels
+
+    def input_nodes(self, blocks: Any) -> list[Tensor]:
+        """Their ids."""
+        return [blocks[0].srcdata[dgl.NID]]
+
+    def make_loader(self) -> Any:
+        """The only difference between the sides."""
+        config = self.config
+        sampler = self.make_sampler(prefetch_node_feats=[self.tables[0].key])
+        arguments = self.graph, self.seeds(self.train_ids), sampler
+        options: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True}
+        if config.side == OURS:
+            tuning = gids.Tuning(direct=direct_works(self.shards))
+            source = gids.open(self.store, memory=config.memory_bytes, tuning=tuning, **config.source)
+            return gids.dgl.DataLoader(*arguments, gids=source, **options)
+        for table in self.tables:
+            array = map_array(table, random_access=config.side == ADVISED)
+            self.graph.nodes[table.type].data[table.key] = array
+        return dgl.dataloading.DataLoader(*arguments, **options)
 
     def train(self) -> EpochResult:
         """Train. Blocks. Needs a fresh process, for a cold start and a correct peak of memory.
@@ -82,8 +117,11 @@ class Side:
         config = self.config
         self._warm_up()
         ctypes.CDLL(None).malloc_trim(0)  # return the memory that the step freed
-        kept = {ntype: KeptRows(self.batches, table) for ntype, table in self.tables.items()}
-        cached_before = max(map(_empty_page_cache, self._shards), default=0.0)
+        kept = [KeptRows(self.batches, table) for table in self.tables]
+        for shard in self.shards:
+            with suppress(OSError):  # cached_before shows it
+                drop_page_cache(shard)
+        cached_before = max(map(cached_share, self.shards), default=0.0)
         base_rss = resident_bytes("VmRSS")
         if config.memory_bytes and config.side != OURS:
             limit_own_memory(config.memory_bytes)
@@ -91,7 +129,7 @@ class Side:
         np.random.seed(config.seed)  # noqa: NPY002  (DGL shuffles with it)
         dgl.seed(config.seed)
         measured = self._train_epoch(kept)
-        counts = [rows.compare(self.tables[ntype].read_rows) for ntype, rows in kept.items()]
+        counts = [rows.compare(table.read_rows) for table, rows in zip(self.tables, kept, strict=True)]
         compared, wrong = map(sum, zip(*counts, strict=True))
         return EpochResult(
             side=config.side,
@@ -102,101 +140,74 @@ class Side:
             **measured,
         )
 
-    @property
-    def _shards(self) -> list[Path]:
-        return [path for table in self.tables.values() for path in table.shard_paths]
-
-    def _train_epoch(self, kept: Mapping[str, KeptRows]) -> dict[str, Any]:
+    def _train_epoch(self, kept: Sequence[KeptRows]) -> dict[str, Any]:
         """The measured part: from opening the features to the last step. Returns fields of EpochResult."""
-        config = self.config
+        config, stats = self.config, {}
         optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
-        loading_s, training_s, batches = 0.0, 0.0, 0
-        rows = dict.fromkeys(self.tables, 0)
+        loading_s, training_s, batches, rows, row_bytes = 0.0, 0.0, 0, 0, 0
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
-        loader = self._make_loader()
+        loader = self.make_loader()
         with closing(loader) if config.side == OURS else nullcontext():
             minibatches = iter(loader)
             while batches < self.batches:
                 asked = time.perf_counter()
                 blocks = next(minibatches)[2]
-                sources = {ntype: blocks[0].srcnodes[ntype].data for ntype in self.tables}
-                x = {
-                    ntype: data[self.tables[ntype].key] for ntype, data in sources.items()
-                }  # stock reads here
-                labels = blocks[-1].dstnodes[self.target].data["label"]
+                x, labels = self.features(blocks), self.labels(blocks)
                 came, batches = time.perf_counter(), batches + 1
-                _train_step(self.model, optimizer, blocks, x, labels)
+                train_step(self.model, optimizer, blocks, x, labels)
                 loading_s, training_s = loading_s + came - asked, training_s + time.perf_counter() - came
-                for ntype, data in sources.items():
-                    rows[ntype] += len(x[ntype])
-                    kept[ntype].add(data[dgl.NID], x[ntype])
-                del blocks, sources, x, labels, data  # frees the minibatch before the next one is made
+                for table, ids, of_table, keep in zip(
+                    self.tables, self.input_nodes(blocks), x, kept, strict=True
+                ):
+                    rows, row_bytes = rows + len(ids), row_bytes + len(ids) * table.row_bytes
+                    keep.add(ids, of_table)
+                del blocks, x, labels, ids, of_table  # frees the minibatch before the next one is made
                 if 0 < config.most_seconds < time.perf_counter() - begun:
                     break
             seconds = time.perf_counter() - begun
-            stats: dict[str, Any] = loader.feature_loader.stats() if config.side == OURS else {}
+            if config.side == OURS:
+                stats = loader.feature_loader.stats()
         read_after = device_bytes_read()
         read_bytes = None if read_after is None or read_before is None else read_after - read_before
-        hit_ratio = stats["hit_ratio"] if stats.get("pages") else None
-        if config.side != OURS:
-            hit_ratio = _page_cache_hits(read_bytes, rows, self.tables)
-        stages = {"loading": loading_s, "training": training_s}
+        stages, hit_ratio = {"loading": loading_s, "training": training_s}, None
         if stats:
             stages["reading"] = stats["seconds"]["wait"]
+            hit_ratio = stats["hit_ratio"] if stats["pages"] else None
+        elif read_bytes is not None and not any(t.row_bytes % mmap.PAGESIZE for t in self.tables):
+            hit_ratio = max(0.0, 1 - read_bytes / row_bytes)  # of the page cache
         return {
             "seconds": seconds,
             "cpu_seconds": cpu_seconds() - cpu_before,
             "stages": stages,
             "batches": batches,
-            "rows": sum(rows.values()),
+            "rows": rows,
             "read_bytes": read_bytes,
             "hit_ratio": hit_ratio,
             "peak_rss_bytes": resident_bytes("VmHWM"),
             "loader": stats,
         }
 
-    def _make_loader(self) -> Any:
-        """The only difference between the sides."""
-        config = self.config
-        sampler = dgl.dataloading.NeighborSampler(
-            list(config.fanouts),
-            prefetch_node_feats={ntype: [table.key] for ntype, table in self.tables.items()},
-            prefetch_labels={self.target: ["label"]},
-        )
-        arguments = self.graph, self._seeds(self.train_ids), sampler
-        options: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True}
-        if config.side == OURS:
-            tuning = gids.Tuning(direct=direct_works(self._shards))
-            source = gids.open(self.store, memory=config.memory_bytes, tuning=tuning, **config.source)
-            return gids.dgl.DataLoader(*arguments, gids=source, **options)
-        for ntype, table in self.tables.items():
-            array = map_array(table, random_access=config.side == ADVISED)
-            self.graph.nodes[ntype].data[table.key] = array
-        return dgl.dataloading.DataLoader(*arguments, **options)
-
-    def _seeds(self, ids: Tensor) -> Any:
-        """Seeds as DGL takes them."""
-        return ids if self.graph.is_homogeneous else {self.target: ids}
-
     def _warm_up(self) -> None:
         """Train a copy of the model for a step with DGL's loader, on made-up features."""
-        config, model = self.config, deepcopy(self.model)
-        sampler = dgl.dataloading.NeighborSampler(
-            list(config.fanouts), prefetch_labels={self.target: ["label"]}
-        )
-        seeds = self._seeds(self.train_ids[: config.batch_size])
-        for _, _, blocks in dgl.dataloading.DataLoader(
-            self.graph, seeds, sampler, batch_size=config.batch_size
-        ):
-            x = {
-                ntype: torch.full(
-                    (blocks[0].num_src_nodes(ntype), *table.shape), 0.1, dtype=out_dtype_of(table, None)
-                )
-                for ntype, table in self.tables.items()
-            }
-            labels = blocks[-1].dstnodes[self.target].data["label"]
-            _train_step(model, torch.optim.Adam(model.parameters()), blocks, x, labels)
+        size, model = self.config.batch_size, deepcopy(self.model)
+        seeds = self.seeds(self.train_ids[:size])
+        loader = dgl.dataloading.DataLoader(self.graph, seeds, self.make_sampler(), batch_size=size)
+        for _, _, blocks in loader:
+            x = [
+                torch.full((blocks[0].num_src_nodes(t.type), *t.shape), 0.1, dtype=out_dtype_of(t, None))
+                for t in self.tables
+            ]
+            train_step(model, torch.optim.Adam(model.parameters()), blocks, x, self.labels(blocks))
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: Sequence[Tensor], labels: Tensor
+) -> None:
+    logits = model(blocks, [rows.float() for rows in x])
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def load_graph(store: FeatureStore) -> Any:
@@ -211,88 +222,30 @@ def load_graph(store: FeatureStore) -> Any:
     return dgl.heterograph(edges, counts).formats("csc")
 
 
-def _empty_page_cache(shard: Path) -> float:
-    """Drop a file from the page cache; the share of it that stays there."""
-    with suppress(OSError):  # cached_before shows it
-        drop_page_cache(shard)
-    return cached_share(shard)
-
-
-def _train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: PerType, labels: Tensor
-) -> None:
-    logits = model(blocks, {ntype: rows.float() for ntype, rows in x.items()})
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
-def _page_cache_hits(
-    read_bytes: int | None, rows: Mapping[str, int], tables: Mapping[str, Table]
-) -> float | None:
-    """The share of pages that stock found in the page cache, if rows are whole pages."""
-    if read_bytes is None or any(table.row_bytes % mmap.PAGESIZE for table in tables.values()):
-        return None
-    return max(0.0, 1 - read_bytes / sum(rows[ntype] * table.row_bytes for ntype, table in tables.items()))
-
-
 class SageLayer(nn.Module):
-    """For each node type, W x + the sum over relations of V mean(neighbors' x). Unlike SAGEConv it does not
-    copy x.
+    """W x + V mean(neighbors' x). Unlike SAGEConv it does not copy x."""
 
-    in_dims: by node type; relations from other types are left out. out_types: the types of the result.
-    """
-
-    def __init__(self, in_dims: Mapping[str, int], out_dim: int, relations: Sequence[Relation]) -> None:
+    def __init__(self, in_dim: int, out_dim: int) -> None:
         super().__init__()
-        self._relations = [relation for relation in relations if relation[0] in in_dims]
-        self._in_types = list(in_dims)
-        self.own = nn.ModuleList(nn.Linear(dim, out_dim) for dim in in_dims.values())
-        self.neighbors = nn.ModuleList(
-            nn.Linear(in_dims[source], out_dim, bias=False) for source, _, _ in self._relations
-        )
-        self.out_types = list(dict.fromkeys([*in_dims, *(relation[2] for relation in self._relations)]))
+        self.own = nn.Linear(in_dim, out_dim)
+        self.neighbors = nn.Linear(in_dim, out_dim, bias=False)
 
-    def forward(self, block: Any, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        result = {
-            ntype: own(x[ntype][: block.num_dst_nodes(ntype)])
-            for ntype, own in zip(self._in_types, self.own, strict=True)
-        }
-        for (source, name, target), neighbors in zip(self._relations, self.neighbors, strict=True):
-            mean = dgl.ops.copy_u_mean(block[source, name, target], neighbors(x[source]))
-            result[target] = result[target] + mean if target in result else mean
-        return result
+    def forward(self, block: Any, x: Tensor) -> Tensor:
+        own: Tensor = self.own(x[: block.num_dst_nodes()])
+        mean: Tensor = dgl.ops.copy_u_mean(block, self.neighbors(x))
+        return own + mean
 
 
 class GraphSage(nn.Module):
-    """One layer per fanout. in_dims: of the types with features. target: the type that is classified.
+    """dims: of the rows, of each hidden layer, and of the output."""
 
-    Raises ValueError if no features reach the target.
-    """
-
-    def __init__(
-        self,
-        in_dims: Mapping[str, int],
-        hidden: int,
-        classes: int,
-        layer_count: int,
-        relations: Sequence[Relation],
-        target: str,
-    ) -> None:
+    def __init__(self, dims: Sequence[int]) -> None:
         super().__init__()
-        self._target = target
-        self.layers = nn.ModuleList()
-        for depth in range(layer_count):
-            is_last = depth == layer_count - 1
-            used = [relation for relation in relations if not is_last or relation[2] == target]
-            layer = SageLayer(in_dims, classes if is_last else hidden, used)
-            self.layers.append(layer)
-            in_dims = dict.fromkeys(layer.out_types, hidden)
-        if target not in in_dims:
-            raise ValueError(f"no features reach {target!r} nodes in {layer_count} layers")
+        self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(dims))
 
-    def forward(self, blocks: list[Any], x: Mapping[str, Tensor]) -> Tensor:
-        """Logits of the seeds. x: the rows of the input nodes, by node type."""
+    def forward(self, blocks: Sequence[Any], x: Sequence[Tensor]) -> Tensor:
+        """Logits of the seeds. x: the rows of the input nodes, by table."""
+        rows = x[0]  # of the only table
         for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            x = layer(block, {ntype: torch.relu(rows) for ntype, rows in x.items()} if depth else x)
-        return x[self._target]
+            rows = layer(block, torch.relu(rows) if depth else rows)
+        return rows

@@ -42,11 +42,6 @@ def integers(value: str) -> list[int]:
     return [int(part) for part in value.split(",")]
 
 
-def _kappas(value: str) -> list[float]:
-    parts = [math.inf if part.strip() == "inf" else int(part) for part in value.split(",")]
-    return list(dict.fromkeys(parts))
-
-
 def numbers(least: int, most: float = math.inf) -> Callable[[str], list[int]]:
     """A type: a list of numbers such as `1,2,3`."""
     limits = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
@@ -69,7 +64,11 @@ device = checked(
     str, lambda s: bool(re.fullmatch(r"cpu|cuda(:\d+)?", s)), "a device; use cpu, cuda or cuda:N"
 )
 fanouts = checked(integers, lambda _: True, "a list of fanouts such as 10,5,5")
-kappas = checked(_kappas, lambda n: min(n) >= 1, "a list of numbers of 1 or more, or inf, such as 1,16,inf")
+kappa = checked(
+    lambda value: math.inf if value == "inf" else int(value),
+    lambda n: n >= 1,
+    "a whole number of 1 or more, or inf",
+)
 
 
 def adder(parser: argparse._ActionsContainer) -> Option:

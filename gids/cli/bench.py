@@ -18,11 +18,10 @@ from gids.cli.arguments import (
     SEEDS,
     Option,
     adder,
-    kappas,
+    kappa,
     natural,
     numbers,
     positive,
-    rate,
     seconds,
     window,
     words,
@@ -30,41 +29,31 @@ from gids.cli.arguments import (
 from gids.sizes import parse_bytes
 
 _INTERRUPTED = 130
-_SAMPLING = ("fanouts", "batch_size", "seeds")
-"""The options of _add_sampling."""
 
 _BANDWIDTH = """\
-Minibatches are sampled before the measurement; with --rows they are uniform random rows. Each run starts with
-an empty cache. Some rows from each engine are first compared with the dataset. The line `raw probe` is the
-disk's ceiling.
+Each I/O engine that works here reads minibatches of random rows, without a cache. Some rows are first
+compared with the dataset. The line `raw probe` is the disk's ceiling.
 """
 _EPOCH = """\
-Trains GraphSAGE on the train split of the node type that has classes as labels; with several relations,
-R-GCN on the features of all node types. DGL's NeighborSampler samples. Stock DGL maps the tables' shards, so
-each table needs one shard without padding. It runs twice: at most a minute with MADV_RANDOM (no read-ahead),
-and 15 seconds without. If stock DGL fails, for example because it needs more memory, a note says so. Some of
-the rows that the model gets are compared with the dataset.
+Trains GraphSAGE on the train split of a dataset with one node type, one relation, and classes as labels.
+DGL's NeighborSampler samples. Stock DGL maps the table's shard, so the table needs one shard without padding.
+It runs twice: at most a minute with MADV_RANDOM (no read-ahead), and 15 seconds without. If stock DGL fails,
+for example because it needs more memory, a note says so. Some of the rows that the model gets are compared
+with the dataset.
 """
 _HIT_RATIO = """\
 SIZE is a cache size: a share of the table's pages (2%), bytes (4GB), or a number of average minibatches
-(5x). WANTED is a hit ratio (60%), or the time that an epoch may take to read the missing pages (30s). The
-speed of the disk is measured on the dataset, or given by --pages-per-s.
+(5x).
 """
 
 
 def _add_bandwidth(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
-    _add_sampling(parser, option)
-    _keep_defaults(parser, _SAMPLING)
-    option("--rows", positive, "read N uniform random rows per minibatch", metavar="N")
-    text = "I/O engines: uring, threads (default: those that work here)"
-    option("--engines", words, text, metavar="NAME,…")
+    option("--rows", positive, "random rows per minibatch", 8192, "N")
     option("--depth", positive, "requests in flight", 256, "N")
-    option("--cache", None, "cache size: share of the table or bytes, such as 4GB", "10%", "SIZE")
-    option("--window", natural, "minibatches sampled ahead, 0 to 23", 16, "N")
-    option("--iterations", positive, "minibatches per run", 40, "N")
-    option("--device", arguments.device, "device of cache and rows: cpu or cuda", "cpu", "NAME")
+    option("--iterations", positive, "minibatches per engine", 40, "N")
+    option("--device", arguments.device, "device of the rows: cpu or cuda", "cpu", "NAME")
 
 
 def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
@@ -85,43 +74,32 @@ def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
 def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
-    _add_samplers(option)
-    _add_sampling(parser, option)
+    arguments.add_minibatches(parser)
+    option("--seeds", SEEDS, "seed nodes: a split, or all nodes", "train")
+    text = "sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
+    text += "ladies-poisson (batch size x fanout nodes per layer), walk"
+    option("--sampler", None, text, "neighbor", "NAME")
     text = "number of minibatches over which draws stay correlated, 1 (independent) or more, or inf; for "
-    option("--kappa", kappas, f"{text}neighbor and labor (default: 1)", metavar="N,…")
+    option("--kappa", kappa, f"{text}neighbor and labor", 1, "N")
     option("--batches", positive, "minibatches to sample", 200, "N")
-    text = "cache policies (default: random,lru,static,window-pin,lookahead)"
-    option("--policies", words, text, metavar="NAME,…")
-    text = "minibatches sampled ahead, 0 to 22 (default: 0,4,8,16,22)"
-    option("--windows", numbers(0, 22), text, metavar="N,…")
-    option("--cache", words, "cache sizes (default: 1%%,2%%,5%%,10%%)", metavar="SIZE,…")
-    text = "orders of rows to try, without changing the dataset: stored, original, degree, community, as in "
-    text += "`gids convert --order` (default: stored)"
-    option("--order", words, text, metavar="ORDER,…")
-    option("--advise", None, "find the smallest cache and window that reach WANTED", metavar="WANTED")
-    option("--plot", Path, "draw hits by window to FILE, as PNG", metavar="FILE")
-    option("--pages-per-s", rate, "disk speed for --advise (default: measured)", metavar="N")
+    option(
+        "--policies",
+        words,
+        "cache policies",
+        ["random", "lru", "static", "window-pin", "lookahead"],
+        "NAME,…",
+    )
+    text = "minibatches sampled ahead, 0 to 22"
+    option("--windows", numbers(0, 22), text, [0, 4, 8, 16, 22], "N,…")
+    option("--cache", words, "cache sizes", ["1%", "2%", "5%", "10%"], "SIZE,…")
+    text = "order of rows to try, without changing the dataset: stored, original, degree, community, as in "
+    text += "`gids convert --order`"
+    option("--order", None, text, "stored", "ORDER")
 
 
 def _add_table(parser: argparse.ArgumentParser, option: Option) -> None:
     option("--table", None, "table to read (default: the largest table of nodes)", metavar="NAME")
     arguments.add_allow_dir(parser)
-
-
-def _add_samplers(option: Option) -> None:
-    text = "sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
-    text += "ladies-poisson (batch size x fanout nodes per layer), walk"
-    option("--sampler", words, text, ["neighbor"], "NAME,…")
-
-
-def _add_sampling(parser: argparse.ArgumentParser, option: Option) -> None:
-    arguments.add_minibatches(parser)
-    option("--seeds", SEEDS, "seed nodes: a split, or all nodes", "train")
-
-
-def _keep_defaults(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Store the options' defaults in args.sampling_defaults."""
-    parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in names})
 
 
 QUESTIONS = {
@@ -152,41 +130,30 @@ def add_parser(subparsers: Any) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         option = adder(sub)
-        sub.set_defaults(plot=None)
         _ADD[name](sub, option)
         option("--seed", natural, "random seed", 0, "N")
-        text = "repeat each measurement N times; report the median and the range"
-        option("--repeat", positive, text, 1, "N")
         text = "write the results, the machine and the command to FILE"
         option("--json", Path, text, metavar="FILE")
         arguments.add_quiet(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.bench.plot import check_plotting
     from gids.bench.report import Report, Session, check_writable
     from gids.cli.progress import Progress
 
-    for path in (args.json, args.plot):
-        if path is not None:
-            check_writable(path)
-    if args.plot is not None:
-        check_plotting()
+    if args.json is not None:
+        check_writable(args.json)
     question = importlib.import_module(f"gids.bench.{args.question.replace('-', '_')}")
-    report = Report(args.question, command=["gids", *sys.argv[1:]], seed=args.seed, repeat=args.repeat)
+    report = Report(args.question, command=["gids", *sys.argv[1:]], seed=args.seed)
     with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:
         try:
             question.measure(Session(args, report, progress))
         except KeyboardInterrupt:
             report.partial = "interrupted"
-            print(
-                f"gids bench: PARTIAL: interrupted; number of results: {len(report.measured)}",
-                file=sys.stderr,
-            )
+            done = len(report.figures)
+            print(f"gids bench: PARTIAL: interrupted; number of results: {done}", file=sys.stderr)
     if not args.quiet:
         print(report.as_text(question.SETTINGS, question.COLUMNS), flush=True)
     if args.json is not None:
         report.write(args.json)
-    if args.plot is not None and report.measured:
-        question.plot(report, args.plot)
     return 0 if report.partial is None else _INTERRUPTED

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(out: Path, report: Report) -> str:
-    from gids.bench.text import aligned
+    from gids.bench.report import aligned
 
     names = {"rows": "rows", "seeds": "training seeds", "in_edges": "in-edges", "bytes": "size"}
     table = [["", *names.values()]]

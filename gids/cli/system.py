@@ -10,21 +10,17 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
-import resource
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gids.bench.machine import PACKAGES, fields, memory_bytes, package_version
+from gids.bench.machine import PACKAGES, memory_bytes, package_version
 from gids.cuda.driver import Driver, ask_driver
 from gids.io.device.kvikio_reader import why_no_gds
 from gids.sizes import format_bytes, memory_groups
 
-_MEMLOCK_BYTES = 1 << 30  # the largest buffer that can be registered
-_IPC_LOCK = 1 << 14  # the capability for which the limit does not count; root lacks it in a container
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
 
 
@@ -53,14 +49,12 @@ def describe_system(
     driver = ask_driver(load)
     has_gpu = bool(driver.devices)
     return [
-        _kernel(platform.release()),
+        Item("kernel", f"{platform.system()} {platform.release()}"),
         _cores(),
         _memory(root),
         *_file_system(path),
-        _memlock(root),
         *_cuda(driver),
-        *(_pcie(root, device.pci) for device in driver.devices if device.pci),
-        *_kvikio_reads(path, has_gpu, try_kvikio),
+        _kvikio_reads(path, has_gpu, try_kvikio),
         *(_package(name, has_gpu) for name in PACKAGES if name != "matplotlib"),
     ]
 
@@ -74,20 +68,6 @@ def as_table(items: list[Item]) -> Iterator[str]:
             yield f"{'':<{width}}  -> {i.advice}"
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _kernel(release: str) -> Item:
-    numbers = re.match(r"(\d+)\.(\d+)", release)
-    old = numbers is not None and (int(numbers[1]), int(numbers[2])) < (6, 1)
-    advice = "update to Linux 6.1 or later: less CPU time per read, and a known alignment of direct I/O"
-    return Item("kernel", f"{platform.system()} {release}", advice if old else "")
-
-
 def _cores() -> Item:
     advice = "this process is limited to some of the cores: see taskset and cpusets"
     cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
@@ -99,7 +79,8 @@ def _memory(root: Path) -> Item:
     if total is None or available is None:
         return Item("memory", "unknown: not in /proc/meminfo")
     state = f"{format_bytes(total)}, {format_bytes(available)} available"
-    limits = [_read(group / name) or "max" for group, name, _ in memory_groups(root)]
+    files = [group / name for group, name, _ in memory_groups(root)]
+    limits = [file.read_text().strip() for file in files if file.is_file()]
     least = min((int(limit) for limit in limits if limit.isdigit()), default=total)
     if least < total:
         advice = "raise the limit of the control group, or keep memory= of gids.open() below it"
@@ -116,27 +97,21 @@ def _file_system(path: Path) -> Iterator[Item]:
             probed = probe(file)
     except OSError as error:
         yield Item(name, f"not tried: {error.strerror or error}", "give a file, or a writable directory")
-        from gids import _core
-
-        yield _io_uring(_core.why_no_uring())
         return
     if probed["direct"]:
         yield Item(name, f"{probed['file_system']}, O_DIRECT, alignment {probed['alignment']} B")
     else:
         advice = "keep datasets on a local file system with direct I/O, such as ext4 or XFS on NVMe"
         yield Item(name, f"{probed['file_system']}, no O_DIRECT ({probed['direct_note']})", advice)
-    yield _io_uring(probed["io_uring_note"])
-
-
-def _io_uring(obstacle: str) -> Item:
-    if not obstacle:
-        return Item("io_uring", "yes")
-    advice = (
-        "gids reads with threads instead, which takes more CPU time. Allow io_uring: kernel 5.6 or later, "
-        "sysctl kernel.io_uring_disabled=0, a larger `ulimit -l`, and in a container a seccomp profile that "
-        "permits it"
-    )
-    return Item("io_uring", f"no: {obstacle}", advice)
+    if obstacle := probed["io_uring_note"]:
+        advice = (
+            "gids reads with threads instead, which takes more CPU time. Allow io_uring: Linux 5.6 or later, "
+            "sysctl kernel.io_uring_disabled=0, a larger `ulimit -l`, and in a container a seccomp profile "
+            "that permits it"
+        )
+        yield Item("io_uring", f"no: {obstacle}", advice)
+    else:
+        yield Item("io_uring", "yes")
 
 
 @contextlib.contextmanager
@@ -153,18 +128,6 @@ def _some_file(path: Path) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _memlock(root: Path) -> Item:
-    capabilities = int(fields(root / "proc/self/status").get("CapEff", "0"), 16)
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
-    fine = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES or bool(capabilities & _IPC_LOCK)
-    cure = (
-        "`ulimit -l unlimited`" if hard == resource.RLIM_INFINITY else "memlock in /etc/security/limits.conf"
-    )
-    advice = f"raise it with {cure}: larger buffers are not registered, and reads take more CPU time"
-    return Item("RLIMIT_MEMLOCK", limit, "" if fine else advice)
-
-
 def _cuda(driver: Driver) -> Iterator[Item]:
     supported = "" if driver.version is None else "CUDA {}.{}".format(*driver.version)
     yield Item("CUDA driver", "; ".join(part for part in (supported, driver.fault) if part))
@@ -174,46 +137,22 @@ def _cuda(driver: Driver) -> Iterator[Item]:
         yield Item(f"CUDA device {number}", f"{device.name}, {memory}, compute capability {capability}")
 
 
-def _pcie(root: Path, address: str) -> Item:
-    folder = root / "sys/bus/pci/devices" / address
-    speed, width = _read(folder / "max_link_speed"), _read(folder / "max_link_width")
-    now_width = _read(folder / "current_link_width")
-    name = f"PCIe of {address}"
-    gigatransfers = re.match(r"[\d.]+", speed or "")
-    if gigatransfers is None or not width:
-        return Item(name, "unknown: the system does not report the link")
-    generations = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-    generation = generations.get(gigatransfers[0], "?")
-    narrow = bool(now_width) and now_width != width
-    advice = f"use a slot with {width} lanes: the link has {now_width}"
-    return Item(name, f"generation {generation}, {now_width or width} lanes", advice if narrow else "")
-
-
-def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], str]) -> Iterator[Item]:
+def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], str]) -> Item:
     """Try reads with kvikio, rather than list what they need."""
     name = f"GPUDirect Storage at {path}"
     if not has_device:
-        yield Item(name, "not tried: no CUDA device")
-        return
+        return Item(name, "not tried: no CUDA device")
     try:
         with _some_file(path) as file:
             reason = try_kvikio(file)
     except OSError as error:
-        yield Item(name, f"not tried: {error.strerror or error}")
-        return
-    if not reason:
-        yield Item(name, "yes, by kvikio")
-        return
-    if "not installed" in reason:
-        advice = ""  # the item of kvikio has it
-    elif "forbids" in reason:
-        advice = "unset KVIKIO_COMPAT_MODE"
-    else:
-        advice = (
-            "reads go through pinned host memory instead. To use GDS, load nvidia-fs (or set use_pci_p2pdma "
-            "in cufile.json), keep the dataset on ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
-        )
-    yield Item(name, f"no: {reason}", advice)
+        return Item(name, f"not tried: {error.strerror or error}")
+    advice = (
+        "reads go through pinned host memory instead. To use GDS, install kvikio, load nvidia-fs (or set "
+        "use_pci_p2pdma in cufile.json), keep the dataset on ext4 (data=ordered) or XFS on NVMe, and run "
+        "`gdscheck -p`"
+    )
+    return Item(name, f"no: {reason}", advice) if reason else Item(name, "yes, by kvikio")
 
 
 def _package(name: str, has_gpu: bool) -> Item:

@@ -98,13 +98,3 @@ def test_a_limit_counts_the_page_cache(program, group, tmp_path, on_disk):
     """)
     run_fresh(name, {"path": str(tmp_path / "data")}, group=group)
     assert cached_share(tmp_path / "data") < 0.7
-
-
-def test_cached_share_follows_the_page_cache(tmp_path, on_disk):
-    path = tmp_path / "data"
-    path.write_bytes(bytes(1_000_000))
-    assert cached_share(path) == 1
-    drop_page_cache(path)
-    assert cached_share(path) == 0
-    path.write_bytes(b"")
-    assert cached_share(path) == 0

@@ -8,7 +8,6 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from model import min_hits
 
 from gids import _core
 from gids.bench.trace import Optimum, replay
@@ -49,16 +48,6 @@ def test_min_equals_brute_force(seed):
     trace = random_trace(rng, pages, int(rng.integers(1, 7)), pages)
     for lines in range(pages + 1):
         assert int(Optimum(trace, pages).hits(lines).sum()) == brute_force(trace, lines)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_min_equals_the_model_for_each_minibatch(seed):
-    rng = np.random.default_rng(seed)
-    pages = int(rng.integers(5, 300))
-    trace = random_trace(rng, pages, 50, pages)
-    optimum = Optimum(trace, pages)
-    for lines in (0, 1, pages // 10, pages // 3, pages, pages + 5):
-        assert optimum.hits(lines).tolist() == min_hits(trace, lines)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

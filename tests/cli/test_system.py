@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 from commands import gids
 
-from gids.cli import main
 from gids.cli.system import Item, as_table, describe_system
 from gids.cuda.driver import Device, ask_driver
 
@@ -71,20 +70,7 @@ def machine(root, files):
     return root
 
 
-def gpu_on_bus(address, **link):
-    folder = f"sys/bus/pci/devices/{address}"
-    return {f"{folder}/{name}": text + "\n" for name, text in link.items()}
-
-
 BARE = {"proc/meminfo": "MemTotal:       8000000 kB\nMemAvailable:   6000000 kB\n"}
-H100 = gpu_on_bus(
-    "0000:0a:00.0",
-    max_link_speed="32.0 GT/s PCIe",
-    max_link_width="16",
-    current_link_width="16",
-)
-
-
 NO_GDS = "GPUDirect Storage does not work: no nvidia-fs"
 
 
@@ -113,33 +99,28 @@ def test_a_machine_without_anything_is_described(tmp_path, packages):
     assert found["CUDA driver"] == Item("CUDA driver", "no NVIDIA driver (libcuda.so.1 not found)")
     for name in ("torch", "dgl", "cupy", "kvikio"):
         assert found[name] == Item(name, "not installed"), "nothing to advise without a GPU"
-    assert not [name for name in found if name.startswith(("PCIe", "CUDA device"))]
+    assert not [name for name in found if name.startswith("CUDA device")]
     assert found[f"GPUDirect Storage at {tmp_path}"].found == "not tried: no CUDA device"
     assert list(tmp_path.iterdir()) == [], "the file that was tried is gone"
 
 
 def test_a_machine_with_everything_needs_no_advice(tmp_path, packages):
     packages |= {"torch": "2.13.0+cu130", "cupy-cuda13x": "13.6.0", "kvikio-cu13": "26.10.0"}
-    root = machine(tmp_path, BARE | H100)
+    root = machine(tmp_path, BARE)
     found = look(root, FakeCuda(), kvikio="")
     gds = f"GPUDirect Storage at {root}"
     assert found[gds].found == "yes, by kvikio"
     assert found["memory"].found == "8.2 GB, 6.1 GB available"
     assert found["CUDA driver"].found == "CUDA 13.1"
     assert found["CUDA device 0"].found == "NVIDIA H100, 80.0 GB, compute capability 9.0"
-    assert found["PCIe of 0000:0a:00.0"].found == "generation 5, 16 lanes"
     assert found["cupy"].found == "13.6.0"
-    names = ["memory", "CUDA driver", "torch", "cupy", "kvikio", "CUDA device 0", "PCIe of 0000:0a:00.0", gds]
+    names = ["memory", "CUDA driver", "torch", "cupy", "kvikio", "CUDA device 0", gds]
     assert [found[n].advice for n in names] == [""] * len(names)
 
 
 def test_advice_names_what_a_gpu_needs(tmp_path, packages):
     packages |= {"torch": "2.13.0+cpu"}
-    link = gpu_on_bus("0000:0a:00.0", max_link_speed="16.0 GT/s", max_link_width="16", current_link_width="8")
-    found = look(machine(tmp_path, BARE | link), FakeCuda(devices=2))
-    assert found["PCIe of 0000:0a:00.0"].found == "generation 4, 8 lanes"
-    assert found["PCIe of 0000:0a:00.0"].advice == "use a slot with 16 lanes: the link has 8"
-    assert found["PCIe of 0000:0a:00.1"].found.startswith("unknown")
+    found = look(machine(tmp_path, BARE), FakeCuda(devices=2))
     assert "CUDA build" in found["torch"].advice
     gds = f"GPUDirect Storage at {tmp_path}"
     assert found[gds].found == "no: GPUDirect Storage does not work: no nvidia-fs"
@@ -198,17 +179,16 @@ def test_missing_direct_io_and_io_uring_give_a_reason(tmp_path, packages, monkey
     assert found["io_uring"] == Item("io_uring", "yes")
 
 
-def test_missing_path_is_reported_and_the_rest_is_shown(tmp_path, packages):
+def test_missing_path_is_reported(tmp_path, packages):
     found = look(tmp_path, no_library, tmp_path / "none")
     why = found[f"direct I/O at {tmp_path}/none"].found
     assert why.startswith("not tried: ")
     assert why.endswith("No such file or directory")
-    assert "io_uring" in found
 
 
 def test_the_table_has_advice_below_its_item():
-    items = [Item("kernel", "Linux 5.4", "upgrade"), Item("huge pages", "madvise")]
-    assert list(as_table(items)) == ["kernel      Linux 5.4", "            -> upgrade", "huge pages  madvise"]
+    items = [Item("kernel", "Linux 5.4", "upgrade"), Item("cores", "2 of 2")]
+    assert list(as_table(items)) == ["kernel  Linux 5.4", "        -> upgrade", "cores   2 of 2"]
 
 
 def test_the_command_runs_on_this_machine(tmp_path, capsys):
@@ -221,8 +201,3 @@ def test_the_command_runs_on_this_machine(tmp_path, capsys):
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "direct I/O at ." in done.stdout
-
-
-def test_info_without_path_or_system_asks_for_one(capsys):
-    assert main(["info"]) == 2
-    assert capsys.readouterr().err == "gids info: PATH is missing: give a dataset, or --system\n"
