@@ -1,7 +1,7 @@
 """Curves by batch size: nodes and edges of each layer, rows and pages read, and pages that a cache misses.
 
 Measured by sampling minibatches of a dataset in one process, at sizes that double, and interpolated between
-them. The cache keeps the pages that have the most heat. Called by scale.py and ranks.py;
+them. The cache is static, with the pages that have the most heat, or LRU. Called by scale.py and ranks.py;
 docs/papers.md has the formulas.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids import _core
 from gids.bench.sampling import input_nodes, make_sampler
 from gids.bench.trace import TouchedPages
 from gids.cache.feature_cache import page_weights
@@ -34,21 +35,28 @@ Floats = npt.NDArray[np.float64]
 Uses = dict[str, npt.NDArray[np.int64]]
 """By node type: how many sources have 0, 1, 2, ... edges of a layer."""
 
-_SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 1, 121)])
-"""The sizes of caches, as shares of a table's pages."""
+# The sizes of caches, as shares of a table's pages.
+_STATIC = np.concatenate([[0.0], np.geomspace(1e-4, 1, 121)])
+_LRU = np.concatenate([[0.0], np.geomspace(1 / 256, 1, 9)])
+_LRU_MINIBATCHES = 16
+_LRU_PAGES = 4_000_000  # fewer minibatches if they read more pages than this together
+_LRU_LEAST = 4
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is sampled, as a NodeLoader would.
 
-    batch_size: seeds per rank. seconds: time for sampling, about; larger minibatches are extrapolated.
+    batch_size: seeds per rank. policy: "static" keeps the pages with the most heat, "lru" those used last.
+    seconds: time for sampling, about; larger minibatches are extrapolated.
     """
 
     fanouts: tuple[int, ...] = (10, 10, 10)
     batch_size: int = 1024
     sampler: str = "neighbor"
+    kappa: float = 1
     seeds: str = "train"
+    policy: str = "static"
     seed: int = 0
     seconds: float = 20.0
     threads: int | None = None
@@ -138,7 +146,7 @@ def measure(store: FeatureStore, setting: Setting, largest: int) -> Curves:
     if not len(seeds):
         raise ValueError(f"{store.name} has no nodes, so there are no seeds: give another dataset")
     tables = {t.name: t for t in store.tables.values() if isinstance(t.type, str)}
-    ranks = {name: rank_of_pages(store, table) for name, table in tables.items()}
+    ranks = {n: rank_of_pages(store, t) for n, t in tables.items()} if setting.policy == "static" else {}
     points: list[Point] = []
     begun, before = time.monotonic(), 0.0
     for size in _sizes(setting.batch_size, min(largest, len(seeds)), largest):
@@ -177,10 +185,16 @@ def _point(
     seeds: SeedOrder,
     size: int,
 ) -> Point:
-    """Sample minibatches of one size. ranks: of rank_of_pages(), by table."""
+    """Sample minibatches of one size. ranks: of the tables whose caches are static; see rank_of_pages()."""
     # Layers of LADIES grow with the minibatch.
-    sampler = make_sampler(setting.sampler, setting.fanouts, size, threads=setting.threads)
-    caches = {name: Static(ranks[name]) for name in tables}
+    sampler = make_sampler(
+        setting.sampler, setting.fanouts, size, threads=setting.threads, kappa=setting.kappa
+    )
+    caches: dict[str, Static | LeastRecent] = {
+        name: Static(ranks[name]) if name in ranks else LeastRecent(table.page_count)
+        for name, table in tables.items()
+    }
+
     touched = {
         name: TouchedPages(table.page_count, table.rows_per_page, table.order)
         for name, table in tables.items()
@@ -208,6 +222,10 @@ def _point(
     if size < len(seeds):
         count = min(_MOST_MINIBATCHES, -(-_LEAST_SEEDS // size), len(seeds) // size)
     nodes, edges, rows, uses, pages = zip(*(sample(number) for number in range(count)), strict=True)
+    number = count
+    while any(cache.needs_more for cache in caches.values()):
+        sample(number)
+        number += 1
     none = np.zeros(0, np.int64)
     return Point(
         size,
@@ -285,20 +303,53 @@ class Misses:
 class Static:
     """A cache that holds the pages whose rows have the most heat: the best that is stored, or out-degrees."""
 
+    needs_more = False
+
     def __init__(self, rank: Ids) -> None:
         """rank: of rank_of_pages()."""
         self._rank = rank
-        self._total = np.zeros(len(_SHARES), np.float64)
+        self._total = np.zeros(len(_STATIC), np.float64)
         self._minibatches = 0
 
     def add(self, pages: Ids) -> None:
         ranks = np.sort(self._rank[pages])
-        lines = np.round(_SHARES * len(self._rank)).astype(np.int64)
+        lines = np.round(_STATIC * len(self._rank)).astype(np.int64)
         self._total += len(ranks) - np.searchsorted(ranks, lines)
         self._minibatches += 1
 
     def misses(self) -> Misses:
-        return Misses(_SHARES, self._total / self._minibatches)
+        return Misses(_STATIC, self._total / self._minibatches)
+
+
+class LeastRecent:
+    """Caches of several sizes that keep the pages used last. The second half of the minibatches counts."""
+
+    def __init__(self, page_count: int) -> None:
+        lines = np.maximum(1, np.round(_LRU[1:] * page_count)).astype(np.int64)
+        self._caches = [_core.Planner(page_count, int(n), "lru") for n in lines]
+        self._missed: list[list[int]] = []
+        self._asked: list[int] = []
+
+    def add(self, pages: Ids) -> None:
+        step, missed = len(self._missed), []
+        for cache in self._caches:
+            if step:
+                cache.retire(step - 1)
+            cache.enter(step, pages)
+            missed.append(len(pages) - cache.plan(step)[0])
+        self._missed.append(missed)
+        self._asked.append(len(pages))
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether more minibatches must be added: the first ones only fill the caches."""
+        done = len(self._missed)
+        return done < _LRU_LEAST or (done < _LRU_MINIBATCHES and sum(self._asked) < _LRU_PAGES)
+
+    def misses(self) -> Misses:
+        warm = len(self._missed) // 2
+        missed = np.mean(self._missed[warm:], axis=0)
+        return Misses(_LRU, np.concatenate([[np.mean(self._asked[warm:])], missed]))
 
 
 def rank_of_pages(store: FeatureStore, table: Table) -> Ids:

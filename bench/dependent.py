@@ -30,7 +30,7 @@ import torch
 from graphs import GRAPHS, input_nodes, make_graph, seed_order
 from harness import Figures, Script
 from learning import Task, hard
-from plot import Curve, plot_curves
+from gids.bench.plot import Curve, plot_curves
 
 from gids import _core
 from gids.cli import arguments

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from graphs import make_dataset
 from harness import Figures, Script, alternate
-from plot import plot_curves
+from gids.bench.plot import plot_curves
 
 import gids
 from gids.bench.features import map_array

@@ -29,7 +29,7 @@ from typing import Any
 
 from graphs import make_dataset
 from harness import Figures, Script, disk_rates, run_limited
-from plot import Curve, plot_curves
+from gids.bench.plot import Curve, plot_curves
 
 import gids.io
 from gids.bench.features import why_no_array

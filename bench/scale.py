@@ -1,6 +1,6 @@
 """What does an epoch read, send and take on 1 to 1024 ranks, for four ways of training?
 
-    python bench/scale.py papers.gids --batch-size 1024 --fanouts 10,10,10 --network-gb-s 25
+    python bench/scale.py papers.gids --batch-size 1024 --fanouts 10,10,10 --network-gb-s 25 --plot scale.png
 
 Samples minibatches of a dataset in one process (curves.py), and predicts seconds and bytes of an epoch on 1,
 2, 4 ... ranks for independent, partitioned, 1.5D and cooperative training. docs/papers.md has the formulas,
@@ -25,8 +25,10 @@ from pathlib import Path
 
 from curves import Curves, Point, Setting, measure
 
-from gids.bench.report import aligned, check_writable, seconds
-from gids.bench.sampling import SAMPLERS, parse_cache_size
+from gids.bench.arguments import SAMPLERS, parse_cache_size
+from gids.bench.plot import Curve, check_plotting, plot_curves
+from gids.bench.report import check_writable
+from gids.bench.text import aligned, seconds
 from gids.cli import arguments
 from gids.io.engine import direct_works
 from gids.packs.costs import measure_rates
@@ -103,16 +105,19 @@ class Work:
     """Of one rank in one step, the mean over ranks.
 
     rows: input nodes whose rows it reads, or has its cache give. pages, storage_bytes: that it reads from
-    storage. ids_received, rows_received: from other ranks. network_bytes:
+    storage. ids_received, nodes_asked, edges_received, rows_received: from other ranks. network_bytes:
     received. activation_bytes, activation_messages: those of network_bytes and messages that are in the
     middle of training. memory_bytes: moved in memory. operations: of floating point.
     """
 
+    seeds: float = 0
     nodes: float = 0
     edges: float = 0
     rows: float = 0
     pages: float = 0
     storage_bytes: float = 0
+    nodes_asked: float = 0
+    edges_received: float = 0
     ids_received: float = 0
     rows_received: float = 0
     network_bytes: float = 0
@@ -128,7 +133,7 @@ class Prediction:
     """An epoch on `ranks` ranks. copies: ranks that hold each part; of 1.5D.
 
     seconds: of an epoch. parts_s: of a step, by resource. bottleneck: the resource that a step waits for.
-    storage_bytes, network_bytes: of all ranks in an epoch. rank_bytes: memory of a rank.
+    storage_bytes, network_bytes: of all ranks in an epoch. rank_bytes: memory of a rank. disk_bytes: of it.
     fits: rank_bytes is not over the limit. extrapolated: some minibatch is larger than those measured.
     """
 
@@ -143,6 +148,7 @@ class Prediction:
     storage_bytes: float
     network_bytes: float
     rank_bytes: float
+    disk_bytes: float
     fits: bool
     extrapolated: bool
 
@@ -198,6 +204,7 @@ def predict(
         per_epoch * ranks * work.storage_bytes,
         per_epoch * ranks * work.network_bytes,
         held,
+        sum(t.page_count * t.page_bytes for t in curves.tables.values()) / parts,
         plan.memory_bytes is None or held <= plan.memory_bytes,
         seeds / ranks * (ranks if mode == "cooperative" else parts) > curves.largest,
     )
@@ -246,11 +253,14 @@ def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, c
     inner, operations = _training(curves, model, nodes, edges)
     moved = 2 * (_row_bytes(curves, rows) + features + activations) + _LINE * (sum(nodes) + sum(edges))
     return Work(
+        seeds=share * size,
         nodes=sum(nodes),
         edges=sum(edges),
         rows=sum(_input_nodes(curves, column, t) for t in curves.node_counts) / parts,
         pages=pages,
         storage_bytes=storage,
+        nodes_asked=asked,
+        edges_received=drawn,
         ids_received=ids,
         rows_received=sum(came.values()),
         network_bytes=network + features + activations + gradients,
@@ -369,6 +379,24 @@ def rates_line(rates: Rates, measured: str) -> str:
     )
 
 
+def curves_table(curves: Curves) -> str:
+    """A line per batch size."""
+    layers = len(curves.setting.fanouts)
+    titles = ["seeds", *(f"nodes {i + 1}" for i in range(layers)), *(f"edges {i + 1}" for i in range(layers))]
+    titles += ["rows/seed", "pages"]
+    rows = [
+        [
+            f"{p.batch_size:,}",
+            *(f"{n:,.0f}" for n in p.nodes[1:]),
+            *(f"{e:,.0f}" for e in p.edges),
+            f"{p.nodes[-1] / p.batch_size:.1f}",
+            f"{sum(p.pages.values()):,.0f}",
+        ]
+        for p in curves.points
+    ]
+    return aligned([titles, *rows])
+
+
 def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     """(title, table) of seconds, bytes and memory."""
     return [
@@ -376,6 +404,22 @@ def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]
         ("read from storage / sent, by all ranks per epoch", _by_mode(predictions, _volume)),
         ("memory per rank", _by_mode(predictions, _held)),
     ]
+
+
+def plot(path: Path, title: str, predictions: Sequence[Prediction]) -> None:
+    """Draw seconds and bytes of an epoch by the number of ranks, as PNG."""
+    values: dict[str, Callable[[Prediction], float]] = {
+        "time of an epoch: seconds": lambda p: p.seconds,
+        "read from storage per epoch: GB": lambda p: p.storage_bytes / 1e9,
+        "sent per epoch: GB": lambda p: p.network_bytes / 1e9,
+    }
+    panels: dict[str, list[Curve]] = {}
+    for name, value in values.items():
+        for mode in MODES:
+            line = {p.ranks: value(p) for p in predictions if p.mode == mode and value(p)}
+            if line:
+                panels.setdefault(name, []).append((mode, list(line), list(line.values())))
+    plot_curves(path, title, panels, ("ranks", ""), log_x=True, log_y=True)
 
 
 def recommend(predictions: Sequence[Prediction]) -> str:
@@ -448,9 +492,13 @@ def make_parser() -> argparse.ArgumentParser:
     arguments.add_path(parser, "DATASET", "a dataset with topology and features")
     option("--sampler", SAMPLERS, f"{', '.join(SAMPLERS)} (default: neighbor)", "neighbor", "NAME")
     arguments.add_minibatches(parser)
+    text = "minibatches over which draws stay correlated; matters with --policy lru"
+    option("--kappa", arguments.positive, text, 1, "N")
     option("--seeds", arguments.SEEDS, "seeds", "train")
     option("--ranks", arguments.positive, "largest number of ranks", 1024, "N")
     option("--cache", None, "feature cache of a rank: 10%% of the pages, or 4GB", "10%", "SIZE")
+    text = "cache policy: keep the pages with the most heat, or those used last"
+    option("--policy", ["static", "lru"], text, "static")
     option("--hidden", arguments.positive, "width of the hidden layers", 256, "N")
     text = "memory of a rank; larger modes are not recommended (default: no limit)"
     option("--memory", parse_bytes, text, metavar="BYTES")
@@ -460,20 +508,24 @@ def make_parser() -> argparse.ArgumentParser:
     option("--seconds", arguments.rate, text, 20.0, "S")
     option("--seed", arguments.natural, "random seed", 0, "N")
     option("--json", Path, "write curves and predictions to FILE", metavar="FILE")
+    option("--plot", Path, "draw the predictions to FILE, as PNG", metavar="FILE")
+    arguments.add_allow_dir(parser)
+    arguments.add_quiet(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.json is not None:
-        check_writable(args.json)
-    store = FeatureStore(args.path)
+    if args.plot is not None:
+        check_plotting()
+    for path in (args.json, args.plot):
+        if path is not None:
+            check_writable(path)
+    store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     refuse_part(store, "bench/scale.py", "measure with the whole dataset")
     tables = [t for t in store.tables.values() if isinstance(t.type, str)]
     if not tables:
         raise ValueError(f"{store.name} has no table of nodes")
-    _, unit, cache_bytes = parse_cache_size(args.cache)
-    if unit == "x":
-        raise ValueError(f"--cache {args.cache} is not a cache size: use 2% (of the pages) or 4GB")
+    _, unit, cache_bytes = parse_cache_size(args.cache, minibatches=False)
     whole = sum(t.page_count * t.page_bytes for t in tables)
     cache_bytes = min(whole, cache_bytes * whole if unit == "%" else cache_bytes)
     rates, where = _rates(args, tables)
@@ -481,7 +533,9 @@ def run(args: argparse.Namespace) -> None:
         tuple(args.fanouts),
         args.batch_size,
         args.sampler,
+        args.kappa,
         args.seeds,
+        args.policy,
         args.seed,
         args.seconds,
     )
@@ -506,8 +560,14 @@ def run(args: argparse.Namespace) -> None:
         }
         text = json.dumps(contents, indent=2, default=lambda array: array.tolist())
         args.json.write_text(text + "\n")
+    if args.plot is not None:
+        title = f"{store.name}: {args.sampler}, batch {args.batch_size} per rank"
+        plot(args.plot, title, predictions)
+    if args.quiet:
+        return
     print(f"{store.name}: {curves.epoch_seeds:,} seeds, batch {args.batch_size} per rank, {args.sampler}")
-    print(f"cache of a rank: {format_bytes(int(cache_bytes))}; {rates_line(rates, where)}")
+    print(f"cache of a rank: {format_bytes(int(cache_bytes))}, {args.policy}; {rates_line(rates, where)}")
+    print(f"\nminibatches by size; nodes and edges by layer, from the seeds on\n\n{curves_table(curves)}")
     for title, table in prediction_tables(predictions):
         print(f"\n{title}\n\n{table}")
     if any(p.extrapolated for p in predictions):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
+from gids.bench.plot import Curve, plot_curves
 from gids.bench.report import Column, Report, Session, count, percent, ratio
 from gids.bench.sampling import check_known, endless, make_sampler, open_table, parse_cache_size
 from gids.bench.trace import ORDERS, Optimum, positions_in, replay, sampled_pages
@@ -121,6 +123,21 @@ def measure(session: Session) -> None:
             setting = {"cache": cache, "lines": lines, "policy": policy, "window": window}
             report.add(setting, metrics(hits, best))
             session.progress.add(1)
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw hits by window as PNG: a panel per cache, a curve per policy. Raises OSError."""
+    windows = sorted({int(w) for f in report.figures if (w := f.setting["window"]) is not None})
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for setting, metrics in report.figures:
+        curve = panels.setdefault(f"cache {setting['cache']}", {}).setdefault(str(setting["policy"]), {})
+        window, hits = setting["window"], 100 * metrics["hit_ratio"]
+        curve |= dict.fromkeys(windows or [0], hits) if window is None else {int(window): hits}
+    curves: dict[str, list[Curve]] = {
+        cache: [(policy, list(curve), list(curve.values())) for policy, curve in panel.items()]
+        for cache, panel in panels.items()
+    }
+    plot_curves(path, "Hit ratio by window", curves, ("window (minibatches)", "pages hit (%)"))
 
 
 def _lines(

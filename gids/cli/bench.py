@@ -95,6 +95,7 @@ def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
     text = "order of rows to try, without changing the dataset: stored, original, degree, community, as in "
     text += "`gids convert --order`"
     option("--order", None, text, "stored", "ORDER")
+    option("--plot", Path, "draw hits by window to FILE, as PNG", metavar="FILE")
 
 
 def _add_table(parser: argparse.ArgumentParser, option: Option) -> None:
@@ -130,6 +131,7 @@ def add_parser(subparsers: Any) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         option = adder(sub)
+        sub.set_defaults(plot=None)
         _ADD[name](sub, option)
         option("--seed", natural, "random seed", 0, "N")
         text = "write the results, the machine and the command to FILE"
@@ -138,11 +140,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gids.bench.plot import check_plotting
     from gids.bench.report import Report, Session, check_writable
     from gids.cli.progress import Progress
 
-    if args.json is not None:
-        check_writable(args.json)
+    for path in (args.json, args.plot):
+        if path is not None:
+            check_writable(path)
+    if args.plot is not None:
+        check_plotting()
     question = importlib.import_module(f"gids.bench.{args.question.replace('-', '_')}")
     report = Report(args.question, command=["gids", *sys.argv[1:]], seed=args.seed)
     with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:
@@ -156,4 +162,6 @@ def run(args: argparse.Namespace) -> int:
         print(report.as_text(question.SETTINGS, question.COLUMNS), flush=True)
     if args.json is not None:
         report.write(args.json)
+    if args.plot is not None and report.figures:
+        question.plot(report, args.plot)
     return 0 if report.partial is None else _INTERRUPTED

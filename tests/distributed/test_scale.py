@@ -69,6 +69,7 @@ def test_counts_of_processes(dataset, ranks, size, sampler):
     alone, divided, together = map(predict, ("independent", "partitioned", "cooperative"))
     compare(
         {
+            "seeds": BATCH,
             "nodes": alone.nodes,
             "edges": alone.edges,
             "input": alone.rows,
@@ -109,9 +110,11 @@ def run(capsys):
 
 
 def test_tables_and_json_agree(dataset, run, tmp_path):
-    out = tmp_path / "out.json"
-    said = run(dataset, *QUICK, "--ranks", "16", "--json", out)
+    pytest.importorskip("matplotlib")
+    plot, out = tmp_path / "x.png", tmp_path / "out.json"
+    said = run(dataset, *QUICK, "--ranks", "16", "--json", out, "--plot", plot)
     found = json.loads(out.read_text())
+    assert plot.read_bytes().startswith(b"\x89PNG")
     assert said.splitlines()[0] == "one.gids: 2,048 seeds, batch 128 per rank, neighbor"
     assert said.splitlines()[-1] == found["recommendation"]
     assert [p["batch_size"] for p in found["curves"]] == [128, 256, 512, 1024, 2048]
@@ -139,15 +142,20 @@ def test_sizes_that_are_not_measured_are_extrapolated_and_memory_limits_the_advi
     assert said.splitlines()[-1].startswith("No mode fits: the smallest, ")
 
 
-def test_caches_miss_less_the_larger_they_are(dataset):
-    whole = FeatureStore(dataset).table("paper.feat").page_count * 512
-    measured = measure(FeatureStore(dataset), Setting(FANOUTS, 64, "labor", seconds=600, threads=1), 64)
-    plans = [scale.Plan(cache_bytes=share * whole) for share in (0, 0.05, 0.2, 0.5, 1)]
-    pages = [scale.step_work(measured, plan, scale.Model(), "independent", 1).pages for plan in plans]
-    assert all(a >= b for a, b in pairwise(pages))
-    assert pages[0] == pytest.approx(measured.points[-1].pages["paper.feat"], rel=0.03)
-    assert pages[2] < pages[0]
-    assert pages[-1] == 0
+def test_caches_miss_less_the_larger_they_are_and_dependent_minibatches_miss_less(dataset):
+    store, missed = FeatureStore(dataset), {}
+    whole = store.table("paper.feat").page_count * 512
+    for policy, kappa in (("static", 1), ("lru", 1), ("lru", 64)):
+        setting = Setting(FANOUTS, 64, "labor", kappa, policy=policy, seconds=600, threads=1)
+        found = measure(store, setting, 64)
+        plans = [scale.Plan(cache_bytes=share * whole) for share in (0, 0.05, 0.2, 0.5, 1)]
+        pages = [scale.step_work(found, plan, scale.Model(), "independent", 1).pages for plan in plans]
+        assert all(a >= b for a, b in pairwise(pages))
+        assert pages[0] == pytest.approx(found.points[-1].pages["paper.feat"], rel=0.03)
+        missed[policy, kappa] = pages
+    assert missed["static", 1][-1] == 0
+    assert missed["static", 1][2] < missed["static", 1][0]
+    assert missed["lru", 64][3] < 0.9 * missed["lru", 1][3]
 
 
 @pytest.mark.parametrize(
