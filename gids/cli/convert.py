@@ -121,7 +121,6 @@ def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) ->
         shape=args.shape,
         skip=tuple(args.skip),
         others=tuple(others),
-        memory_bytes=args.memory,
         id_column=_casts(args.id_column),
         src_column=_casts(args.src_column),
         dst_column=_casts(args.dst_column),

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from reader_example import convert, refused, write_csv
 
 import gids
 from gids.cli import main
-from gids.convert import node_ids
 from gids.inference import layerwise
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
@@ -163,42 +161,6 @@ def test_edges_name_the_nodes_of_several_types(tmp_path, suffix):
     assert convert(*files, tmp_path / "b.gids").content_crc == store.content_crc
 
 
-def limit_ids(monkeypatch, memory_bytes):
-    """Less memory than --memory may give."""
-    made = partial(node_ids.NodesById, memory_bytes=memory_bytes)
-    monkeypatch.setattr(
-        "gids.convert.readers.tables.NodesById", lambda *a, memory_bytes, **more: made(*a, **more)
-    )
-
-
-@pytest.mark.parametrize("kind", IDS)
-def test_ids_are_joined_in_partitions_if_memory_is_small(tmp_path, capsys, monkeypatch, kind):
-    """The same bytes come out as if all ids were joined at once."""
-    ids = IDS[kind]
-    write_nodes(tmp_path / "s", ids, ".parquet")
-    write_edges(tmp_path / "s", named(ids, ENDS[0]), named(ids, ENDS[1]), ".parquet")
-    crc = convert(tmp_path / "s", tmp_path / "a.gids").content_crc
-    monkeypatch.setattr(node_ids, "_PARTITION_IDS", 20)
-    monkeypatch.setattr(node_ids, "_MERGE_ROWS", 130)
-    largest = []
-    loaded = node_ids.NodesById._loaded
-
-    def counted(self, index):
-        rows, known = loaded(self, index)
-        largest.append(len(rows))
-        return rows, known
-
-    monkeypatch.setattr(node_ids.NodesById, "_loaded", counted)
-    limit_ids(monkeypatch, 40_000)
-    assert convert(tmp_path / "s", tmp_path / "b.gids").content_crc == crc
-    assert len(largest) == 3 * 16  # for the keys, sources and destinations
-    assert sum(largest) == 3 * N
-    assert max(largest) < 50
-    limit_ids(monkeypatch, 1000)
-    error = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
-    assert "the ids of 300 '_N' nodes need more memory: give --memory" in error
-
-
 def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     nodes = write_csv(tmp_path / "s/nodes.csv", id=["a", "b", "c d"], x=[1, 2, 3])
     edges = tmp_path / "s/edges.csv"
@@ -234,6 +196,21 @@ def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkey
     store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
     assert f"dropped {E - len(kept)} of {E} edges '_N._E._N', whose ends" in capsys.readouterr().err
     assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)
+
+
+def test_ids_of_one_key_are_different_nodes(tmp_path, capsys, monkeypatch):
+    for module in ("gids.convert.node_ids", "gids.store.ids"):
+        monkeypatch.setattr(f"{module}.text_keys", lambda data, offsets: np.diff(offsets) % 3)
+    nodes = write_nodes(tmp_path / "s", TEXTS[:60])
+    edges = [TEXTS[i] for i in ENDS[0] if i < 60]
+    write_edges(tmp_path / "s", edges, edges[::-1])
+    store = convert(tmp_path / "s", tmp_path / "a.gids")
+    assert_ids(store, "_N", TEXTS[:60])
+    model = {"_N": {id_: node for node, id_ in enumerate(TEXTS[:60])}}
+    assert_edges(store, ("_N", "_E", "_N"), model, list(zip(edges, edges[::-1], WEIGHT, strict=False)))
+    error = refused(capsys, write_nodes(tmp_path, [*TEXTS[:60], TEXTS[9]]), tmp_path / "b.gids")
+    assert f"two '_N' nodes have the id {TEXTS[9]!r}: " in error
+    assert nodes.exists()
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("text", ".csv"), ("numbers", ".parquet")])
@@ -321,11 +298,10 @@ def test_positions_in_any_order_and_all_kinds_of_text_are_ids(tmp_path):
     store = convert(tmp_path / "t", tmp_path / "b.gids")
     assert store.ids()[:] == ["", "b", "ü"]
     assert store.graph().indices.tolist() == [2, 0]
-    for kind in (np.int8, np.float32):  # node numbers, which are not stored
-        write_parquet(tmp_path / "u/nodes.parquet", id=np.arange(3, dtype=kind), x=[1, 2, 3])
-        store = convert(tmp_path / "u/nodes.parquet", tmp_path / "c.gids", "--overwrite")
-        assert "id" not in store.manifest.nodes[0].arrays
-        assert store.ids()[1:].tolist() == [1, 2]
+    write_parquet(tmp_path / "u/nodes.parquet", id=np.arange(3, dtype=np.int8), x=[1, 2, 3])
+    store = convert(tmp_path / "u/nodes.parquet", tmp_path / "c.gids")  # node numbers, which are not stored
+    assert "id" not in store.manifest.nodes[0].arrays
+    assert store.ids()[1:].tolist() == [1, 2]
 
 
 def test_columns_of_a_csv_file(tmp_path, capsys):

@@ -318,8 +318,7 @@ class _Reading:
         if column is not None:
             self._ids[ntype] = None
             if not are_positions(table, column):
-                memory_bytes = self._choices.memory_bytes
-                nodes = NodesById(ntype, table, column, scratch=self._place(), memory_bytes=memory_bytes)
+                nodes = NodesById(ntype, table, column, scratch=self._place())
                 self._ids[ntype], source.ids[ntype] = nodes, nodes.arrays
         groups = _grouped(table, source, texts, ntype)
         if column is None and not groups and not self._choices.skip:
