@@ -63,6 +63,10 @@ def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
         is_first = version == (1, 0)
         read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(file)
+    if dtype.byteorder == ">":
+        raise FormatError(
+            f"{path} is big-endian ({dtype}); save values.astype(values.dtype.newbyteorder('<'))"
+        )
     if not all(0 <= n <= MAX_ROWS for n in shape):
         raise FormatError(f"{path} has an array of shape {shape}; a length must be 0 to {MAX_ROWS}")
     return NpyHeader(shape, is_fortran, dtype)
@@ -92,9 +96,8 @@ def _in_place(path: Path, header: NpyHeader, start: int) -> SourceArray:
     shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
-    by_columns, swapped = is_fortran and len(shape) > 1, dtype.byteorder == ">"
-    length = (math.prod(shape),) if by_columns else shape
-    rows = FileRows(path, length, torch_dtype, offset=start, byte_swapped=swapped)
+    by_columns = is_fortran and len(shape) > 1
+    rows = FileRows(path, (math.prod(shape),) if by_columns else shape, torch_dtype, offset=start)
     return SourceArray(ColumnRows(rows, shape) if by_columns else rows)
 
 
@@ -151,10 +154,7 @@ def _open_member(
         with archive.open(member) as packed, open(unpacked, "wb") as out:
             shutil.copyfileobj(packed, out, _COPY_BYTES)
         return open_npy(unpacked, where=where)
-    swapped = dtype.byteorder == ">"
-    return SourceArray(
-        PackedRows(path, member, offset, shape, torch_dtype, offset=start, byte_swapped=swapped)
-    )
+    return SourceArray(PackedRows(path, member, offset, shape, torch_dtype, offset=start))
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
