@@ -176,11 +176,10 @@ def run(args: argparse.Namespace) -> int:
     restore(path)  # which a killed conversion in place had moved away
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     casts = _casts(args.dtype)
-    is_raw = args.shape or reader.is_raw(path)
     choices = choices_of(
         args,
         others,
-        dtype=casts.pop("", None) if is_raw else None,
+        dtype=casts.pop("", None) if reader.name == "raw" else None,
         allow_dirs=tuple(args.allow_dir),
         labels=args.labels,
         num_nodes=args.num_nodes,

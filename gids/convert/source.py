@@ -369,9 +369,8 @@ class Reader:
 
     name: for --from. summary: one line. layout: the files that it reads, and their use. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
-    directory scratch as long as it is used. Raises FormatError. is_raw: whether --dtype is the type of the
-    path's content, not a type to cast to. takes: the options that apply, as in Choices.changed. files: those
-    that the source consists of.
+    directory scratch as long as it is used. Raises FormatError. takes: the options that apply, as in
+    Choices.changed. files: those that the source consists of.
     """
 
     name: str
@@ -379,6 +378,5 @@ class Reader:
     layout: str
     recognises: Callable[[Path], bool]
     read: Callable[[Path, Path, Choices], Source]
-    is_raw: Callable[[Path], bool] = lambda _: False
     takes: tuple[str, ...] = ()
     files: Callable[[Path], list[Path]] = source_files

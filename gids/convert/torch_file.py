@@ -64,8 +64,8 @@ def load_torch(path: Path) -> Any:
     """The object in a file of torch.save. Raises FormatError, which names a class that is not allowed."""
     if not is_torch_file(path):
         raise FormatError(
-            f"{path} is not a file of torch.save (1.6 or newer), or is truncated; load it with the program that "
-            "wrote it and save it again with torch.save"
+            f"{path} is not a file of torch.save (1.6 or newer), or is truncated; load it with the program "
+            "that wrote it and save it again"
         )
     if any(m.compress_type != zipfile.ZIP_STORED for m in _members(path)):  # torch would map packed bytes
         raise FormatError(f"{path} has compressed members, which torch.save does not write; save it again")

@@ -48,7 +48,7 @@ OF_A_DIRECTORY = [
     (["--num-nodes", "20"], "the option is for parquet, csv, edges"),
     (["--labels", "2K"], "the option is for igb, matlab"),
     (["--table", "paper.x"], "the option is for npy, raw"),
-    (["--shape", "4,4"], "--shape is for raw binary, but"),
+    (["--shape", "4,4"], "the option is for raw"),
     (["--skip", "pos"], "has no array of that name"),
     (["--split", "0.5,0.5,0"], "but the source has no labels: leave it out"),
 ]

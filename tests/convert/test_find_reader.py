@@ -56,10 +56,6 @@ def test_a_file_that_may_be_edges_or_a_table_needs_a_choice(tmp_path, capsys):
     assert "edges.npy may be edges, npy: choose one with --from NAME" in message
     assert convert(tmp_path / "edges.npy", tmp_path / "x.gids", "--from", "npy").table("feat").row_count == 3
     assert convert(tmp_path / "edges.npy", tmp_path / "y.gids", "--from", "edges").num_edges() == 3
-    edges.tofile(tmp_path / "edges.bin")
-    store = convert(tmp_path / "edges.bin", tmp_path / "z.gids")
-    assert (store.num_edges(), len(store.tables)) == (3, 0)
-    assert main(["info", str(tmp_path / "z.gids")]) == 0
 
 
 @pytest.mark.parametrize("kind", ["nodes", "edges"])

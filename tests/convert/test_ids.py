@@ -530,7 +530,7 @@ def test_tables_without_rows(tmp_path):
             "edges.csv",
             ["nodes/paper/feat.npy"],
         ),  # read with the arrays beside it: there are no tables of nodes
-        ("edges.csv", ["edges/_N._E._N/w.npy", "nodes/paper/feat.bin"]),
+        ("edges.csv", ["edges/_N._E._N/w.npy", "nodes/paper/feat.npy"]),
     ],
 )
 def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys, table, others):

@@ -131,11 +131,10 @@ def test_a_directory(tmp_path):
         "test_idx": np.array([40]),
     }
     save_arrays(source, **arrays)
-    FEAT.tofile(source / "raw.bin")
     (source / "README.txt").write_text("hello")
     assert_dataset(
-        convert(source, tmp_path / "s.gids", "--dtype", "float32", "--shape=-1,7"),
-        tables={"_N.feat": FEAT, "_N.pos": arrays["pos"], "_N.raw": FEAT},
+        convert(source, tmp_path / "s.gids"),
+        tables={"_N.feat": FEAT, "_N.pos": arrays["pos"]},
         edges={HOMOGENEOUS: EDGES},
         labels={"_N": np.arange(50) % 3},
         splits={"_N": {"train": range(9), "test": [40]}},

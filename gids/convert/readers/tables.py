@@ -39,7 +39,7 @@ from gids.write.edges import edge_list
 
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 _TABLE_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES)
-_DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz", ".bin")
+_DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz")
 _NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
 _IDS = ("id", "node_id", "nid")
 _BLOCK_ROWS = 1 << 20
