@@ -164,17 +164,14 @@ def test_edges_name_the_nodes_of_several_types(tmp_path, suffix):
 def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     nodes = write_csv(tmp_path / "s/nodes.csv", id=["a", "b", "c d"], x=[1, 2, 3])
     edges = tmp_path / "s/edges.csv"
-    edges.write_text('\nsrc,dst,note\na,b,"two\nlines"\n\n"c d",a,\nb,zz,\nq,a,\n')
+    edges.write_text('\nsrc,dst,note\na,b,"two\nlines"\n\n"c d",a,\nb,zz,\n')
     error = refused(capsys, tmp_path / "s", tmp_path / "a.gids")
     assert f"{edges}, row 5: 'dst' is 'zz', which no '_N' node has as its id" in error
-    assert "--drop-unknown" in error
     edges.write_text("src,dst\na,b\n,a\n")
     assert "row 3: 'src' is empty, which no" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
     write_csv(nodes, id=[0, 1, 2], x=[1, 2, 3])  # these are node numbers
     write_csv(edges, src=[0, 2, 1], dst=[1, 3, 7])
     assert "row 3: 'dst' is 3, which no '_N' node has" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
-    assert convert(tmp_path / "s", tmp_path / "n.gids", "--drop-unknown").num_edges() == 1
-    assert "dropped 2 of 3 edges" in capsys.readouterr().err
     parts = tmp_path / "p/edges/n.to.n"
     write_parquet(tmp_path / "p/nodes/n.parquet", node_id=[70, 10], x=[1, 2])
     write_parquet(parts / "0.parquet", src=[70, 10], dst=[10, 10])
@@ -182,20 +179,6 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     error = refused(capsys, tmp_path / "p", tmp_path / "a.gids")
     assert f"{parts}/1.parquet, row 1 (the first is 0): 'dst' is 11, which no 'n' node" in error
     assert nodes.exists()
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkeypatch, suffix):
-    """Also their features. The other edges get the ids 0, 1, 2, …"""
-    write_nodes(tmp_path / "s", TEXTS[:200], suffix)
-    write_edges(tmp_path / "s", named(TEXTS, ENDS[0]), named(TEXTS, ENDS[1]), suffix)
-    kept = [
-        (TEXTS[s], TEXTS[d], w) for s, d, w in zip(*ENDS.tolist(), WEIGHT, strict=True) if s < 200 and d < 200
-    ]
-    monkeypatch.setattr("gids.convert.readers.tables._BLOCK_ROWS", 64)
-    store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
-    assert f"dropped {E - len(kept)} of {E} edges '_N._E._N', whose ends" in capsys.readouterr().err
-    assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)
 
 
 def test_ids_of_one_key_are_different_nodes(tmp_path, capsys, monkeypatch):
@@ -249,9 +232,8 @@ def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
         ("--id-column: '_N' nodes have no column 'name'; they have 'id', 'node_id', 'x'", "--id-column=name"),
         ("exactly one must be named src", chosen),
         ("exactly one must be named 'x'; or choose columns with --src-column", chosen, "--src-column=x"),
-        ("no table of nodes is called 'paper'; there is '_N'; --id-column doi is", "--id-column=paper=doi"),
-        ("no relation is called 'b'; there is '_N._E._N'; --src-column c", chosen, "--src-column=b=c"),
-        ("--dst-column b=c: no relation is called 'b'", chosen, "--dst-column=b=c"),
+        ("--id-column paper=doi: there is no 'paper', only '_N'", "--id-column=paper=doi"),
+        ("--src-column b=c: there is no 'b', only '_N._E._N'", chosen, "--src-column=b=c"),
     ):
         assert message in refused(capsys, *command, *arguments)
     store = convert(*command, chosen, "--src-column", "who")
@@ -314,8 +296,7 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     )
     store = convert(table, tmp_path / "a.gids")
     error = capsys.readouterr().err
-    assert f"left out column 'text': 'v0' is no number ({table}, row 2)" in error
-    assert "left out column '(unnamed) 1': of type null" in error
+    assert "left out columns of '_N': '(unnamed) 1', 'text': of type null" in error
     values = {name: t.read_rows(range(9)) for name, t in store.tables.items()}
     assert sorted(values) == ["_N.gap", "_N.n", "_N.x"]
     assert values["_N.n"].dtype == torch.int64
@@ -572,22 +553,15 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     (source / "edges.csv").write_text(f"src,dst,w\n3,2,5\n{end},1,6\n4,9,7\n")
     error = refused(capsys, source, tmp_path / "a.gids")
     assert f"row 3: 'src' is {repr(end) if end else 'empty'}, which no '_N' node has as its id" in error
-    store = convert(source, tmp_path / "a.gids", "--drop-unknown")
-    error = capsys.readouterr().err
-    assert "dropped 1 of 3 edges" in error
-    assert store.graph().indices.tolist() == [3, 4]
-    assert store.table("_N._E._N.w").read_rows([0, 1]).tolist() == [5, 7]
     (source / "edges.csv").unlink()
     write_parquet(source / "edges.parquet", src=[3, None, 4], dst=[2, 1, 9])
     assert "row 1 (the first is 0): 'src' is empty" in refused(capsys, source, tmp_path / "b.gids")
-    store = convert(source, tmp_path / "b.gids", "--drop-unknown")
-    assert store.graph().indices.tolist() == [3, 4]
 
 
 def test_verify_takes_the_options_of_tables(tmp_path, capsys):
     nodes = write_csv(tmp_path / "nodes.csv", doi=["d0", "d1"], x=[0, 1])
-    edges = write_csv(tmp_path / "edges.csv", a=["d0", "zz"], dst=["d1", "d1"], w=[1, 2])
-    options = ["--id-column", "doi", "--src-column", "a", "--drop-unknown"]
+    edges = write_csv(tmp_path / "edges.csv", a=["d0", "d1"], dst=["d1", "d1"], w=[1, 2])
+    options = ["--id-column", "doi", "--src-column", "a"]
     path = str(convert(nodes, edges, tmp_path / "a.gids", *options).path)
     against = ["verify", path, "--against", str(nodes), "--against", str(edges)]
     assert main([*against, *options]) == 0

@@ -72,7 +72,7 @@ def assert_homogeneous(store):
 def test_one_type(tmp_path, capsys):
     root = write(tmp_path / "p", nodes(), edges())
     assert_homogeneous(convert(root, tmp_path / "p.gids"))
-    assert "left out column 'title': of type string" in capsys.readouterr().err
+    assert "left out columns of '_N': 'title': of type string" in capsys.readouterr().err
 
 
 def test_arrow_files_and_all_list_types(tmp_path):
