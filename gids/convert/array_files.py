@@ -28,7 +28,6 @@ from gids.store.rows import ColumnRows, FileRows, Rows, as_int64, read_range
 from gids.write.files import check_space
 
 _COPY_BYTES = 8 << 20
-_ENCRYPTED = 1  # a bit of a member's flags
 _PIECE_ENTRIES = 1 << 20  # of a sparse matrix
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
 
@@ -127,13 +126,7 @@ def _open_member(
     path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: Path
 ) -> SourceArray:
     """The array of a member. unpacked: a file to unpack it to, if it is packed and in Fortran order."""
-    name, method = member.filename, member.compress_type
-    where = f"{path}, member {name},"
-    if member.flag_bits & _ENCRYPTED or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise FormatError(
-            f"{where} is encrypted or uses another zip compression than deflate (method {method}); write it "
-            "with np.savez or np.savez_compressed"
-        )
+    where = f"{path}, member {member.filename},"
     with reading(where), archive.open(member) as file:  # which compares the header with the directory's
         header = read_npy_header(cast(BinaryIO, file), where)
         start = file.tell()
@@ -144,10 +137,10 @@ def _open_member(
     needed = start + math.prod(shape) * dtype.itemsize
     if member.file_size < needed:
         raise FormatError(
-            f"{path} is truncated: its member {name} has {member.file_size} bytes, but {shape} {dtype} "
-            f"needs {needed}"
+            f"{path} is truncated: its member {member.filename} has {member.file_size} bytes, but {shape} "
+            f"{dtype} needs {needed}"
         )
-    if method == zipfile.ZIP_STORED:
+    if member.compress_type == zipfile.ZIP_STORED:
         return _in_place(path, header, offset + start)
     if is_fortran and len(shape) > 1:
         check_space([(unpacked.parent, member.file_size)])

@@ -296,7 +296,7 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     )
     store = convert(table, tmp_path / "a.gids")
     error = capsys.readouterr().err
-    assert "left out columns of '_N': '(unnamed) 1', 'text': of type null" in error
+    assert f"left out columns of '_N': 'text', '(unnamed) 1': 'v0' is no number ({table}, row 2)" in error
     values = {name: t.read_rows(range(9)) for name, t in store.tables.items()}
     assert sorted(values) == ["_N.gap", "_N.n", "_N.x"]
     assert values["_N.n"].dtype == torch.int64
@@ -560,7 +560,7 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
 
 def test_verify_takes_the_options_of_tables(tmp_path, capsys):
     nodes = write_csv(tmp_path / "nodes.csv", doi=["d0", "d1"], x=[0, 1])
-    edges = write_csv(tmp_path / "edges.csv", a=["d0", "d1"], dst=["d1", "d1"], w=[1, 2])
+    edges = write_csv(tmp_path / "edges.csv", a=["d0", "d0"], dst=["d0", "d0"], w=[1, 2])
     options = ["--id-column", "doi", "--src-column", "a"]
     path = str(convert(nodes, edges, tmp_path / "a.gids", *options).path)
     against = ["verify", path, "--against", str(nodes), "--against", str(edges)]
