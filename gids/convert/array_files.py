@@ -161,8 +161,8 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
     """The rows of a raw file. One length of shape may be -1, for as many as fit. Raises FormatError."""
     if dtype is None or not shape:
         raise FormatError(
-            f"{path} has an unknown format: give --from NAME (see `gids convert --list`), unpack an archive "
-            "first, or for raw binary give --dtype float32 --shape ROWS,DIM"
+            f"{path} has an unknown format: give --from NAME (see `gids convert --list`), or for raw binary "
+            "--dtype float32 --shape ROWS,DIM; unpack an archive first, and save other files as .npy"
         )
     type_ = table_dtype(dtype)
     size = os.path.getsize(path)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import scipy.io
 import scipy.sparse
 import torch
 from datasets import save_arrays
@@ -349,18 +348,6 @@ def parquet(root: Path, draw: Draw) -> Written:
     return _homogeneous(root / "s", draw, weight_key="w", feat=feat)
 
 
-def matlab(root: Path, draw: Draw) -> Written:
-    """MATLAB has matrices of two dimensions and more, and its sparse values are double."""
-    draw = _permuted(draw, np.lexsort((draw.edges[0], draw.edges[1])))
-    weight = Values(draw.weight.array.astype(np.float64), "float64")
-    draw = replace(draw, weight=weight)
-    indptr = _pointers(draw.edges[1], draw.node_count)
-    shape = (draw.node_count, draw.node_count)
-    matrix = scipy.sparse.csc_matrix((weight.array, draw.edges[0].astype(np.int64), indptr), shape)
-    scipy.io.savemat(root / "a.mat", {"A": matrix, "feat": draw.feat.array, "y": draw.labels}, oned_as="row")
-    return _matrix(root / "a.mat", draw)
-
-
 def ogb(root: Path, draw: Draw) -> Written:
     (root / "s/raw").mkdir(parents=True)
     np.savez_compressed(
@@ -442,7 +429,6 @@ READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
     **{f"pyg adj_t {layout}": (_pyg_matrix(layout), ALL) for layout in ("coo", "csr")},
     "csv": (csv_edges, NUMPY),
     "parquet": (parquet, NUMPY),
-    "matlab": (matlab, tuple(name for name in NUMPY if name not in ("bool", "float16"))),
     "ogb": (ogb, NUMPY),
     "ogb text": (ogb_text, (*WHOLE, "float32", "float64")),
     "dgl": (dgl, ALL),

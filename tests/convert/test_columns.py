@@ -66,13 +66,6 @@ def test_a_table_alone_is_of_nodes_with_an_id_column_and_of_edges_with_ends(tmp_
     )
 
 
-def test_an_option_with_a_missing_letter_is_unknown(tmp_path, capsys):
-    table = write_csv(tmp_path / "t.csv", item_id=["a", "b"], x=[0, 1])
-    with pytest.raises(SystemExit):
-        main(["convert", str(table), str(tmp_path / "a.gids"), "--id-colum", "item_id"])
-    assert "--id-colum item_id (did you mean --id-column?)" in capsys.readouterr().err
-
-
 def test_a_path_that_does_not_exist_is_no_file(tmp_path, capsys):
     store = convert(write_csv(tmp_path / "nodes.csv", x=[1, 2]), tmp_path / "a.gids")
     missing = tmp_path / "nope.csv"

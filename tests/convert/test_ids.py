@@ -6,7 +6,6 @@ import csv
 import numpy as np
 import pytest
 import torch
-from datasets import save_arrays
 from reader_example import convert, refused, write_csv
 
 import gids
@@ -534,16 +533,6 @@ def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys
     for other in others:
         (source / other).unlink()
     convert(source, tmp_path / "a.gids")
-
-
-def test_files_beside_the_folders_of_types_are_reported(tmp_path, capsys):
-    save_arrays(tmp_path / "s/nodes/a", feat=np.zeros((2, 3)))
-    write_csv(tmp_path / "s/edges/a.to.a.csv", src=[0], dst=[1])
-    assert convert(tmp_path / "s", tmp_path / "a.gids").relations == []
-    assert f"left out 'a.to.a.csv' of {tmp_path}/s/edges: not .npy" in capsys.readouterr().err
-    save_arrays(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
-    save_arrays(tmp_path / "t", feat=np.zeros((2, 3)))
-    assert "the number of 'a' nodes is unknown" in refused(capsys, tmp_path / "t", tmp_path / "b.gids")
 
 
 @pytest.mark.parametrize("end", ["007", "0x10", "", "1.0"])

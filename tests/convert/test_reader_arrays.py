@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from datasets import needs_unsigned, save_arrays
-from reader_example import assert_dataset, assert_graph, assert_table, convert, refused
+from datasets import save_arrays
+from reader_example import assert_dataset, assert_table, convert, refused
 
 RNG = np.random.default_rng(42)
 FEAT = RNG.standard_normal((50, 7), np.float32)
@@ -19,23 +19,6 @@ def in_edges(edges):
     order = np.argsort(edges[1], kind="stable")
     indptr = np.concatenate([[0], np.cumsum(np.bincount(edges[1], minlength=50))])
     return {"indptr": indptr, "indices": edges[0, order], "edge_ids": order}
-
-
-def test_an_npy_of_one_dimension_or_version_two(tmp_path):
-    with open(tmp_path / "x.npy", "wb") as file:
-        np.lib.format.write_array(file, FEAT[:, 0], version=(2, 0))
-    store = convert(tmp_path / "x.npy", tmp_path / "x.gids", "--page-bytes", "512")
-    assert_dataset(store, tables={"_N.feat": FEAT[:, 0]}, edges={})
-
-
-def test_conversions_with_torch_2_2_which_has_no_long_unsigned_types(tmp_path, monkeypatch):
-    for name in ("uint16", "uint32", "uint64"):
-        monkeypatch.delattr(torch, name, raising=False)
-    save_arrays(tmp_path / "x", labels=np.arange(50), **in_edges(EDGES))
-    convert(tmp_path / "x", tmp_path / "x.gids")
-    store = convert(tmp_path / "x.gids", tmp_path / "y.gids")
-    assert_graph(store, HOMOGENEOUS, *EDGES)
-    assert torch.equal(store.labels["_N"], torch.arange(50))
 
 
 @pytest.mark.parametrize(
@@ -87,20 +70,6 @@ def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, caps
     ):
         assert said in refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids", *options)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
-
-
-@needs_unsigned
-def test_features_can_be_cast(tmp_path):
-    save_arrays(tmp_path / "s", a=FEAT, b=FEAT, year=np.arange(50, dtype=np.uint16))
-    arguments = ("--dtype", "float16", "--dtype", "b=float64,_N.year=int32")
-    store = convert(tmp_path / "s", tmp_path / "s.gids", *arguments)
-    assert {t.key: t.dtype for t in store.tables.values()} == {
-        "a": torch.float16,
-        "b": torch.float64,
-        "year": torch.int32,
-    }
-    assert_table(store, "_N.a", FEAT.astype(np.float16))
-    assert_table(store, "_N.year", np.arange(50, dtype=np.int32))
 
 
 def test_sparse_duplicates_add_up_and_weights_are_kept(tmp_path):
@@ -230,7 +199,7 @@ BAD_FILES = {
     "scalar": (np.array(1.0), "is a single number"),
     "no header": (b"\x93NUMPY\x01\x00\x10\x00not a dictionary", "cannot be read"),
     "version 9": (b"\x93NUMPY\x09\x00", "version (9, 0)"),
-    "raw": (b"12345678", "for raw binary give --dtype float32 --shape ROWS,DIM"),
+    "raw": (b"12345678", "for raw binary --dtype float32 --shape ROWS,DIM"),
     "broken zip": (b"PK\x03\x04 and no more", "cannot be read"),
     "nothing": (None, "no such file or directory: "),
     "empty directory": ({}, "has no features and no graph"),
@@ -258,22 +227,6 @@ def test_one_of_several_splits(tmp_path, capsys):
     assert store.splits["_N"]["train"].tolist() == np.flatnonzero(masks[:, 2]).tolist()
     assert store.splits["_N"]["val"].tolist() == np.flatnonzero(masks[:, 0]).tolist()
     assert "at random" not in capsys.readouterr().err
-
-
-def test_floating_labels_below_0_are_no_labels_if_they_are_whole_numbers(tmp_path, capsys):
-    labels = np.arange(50, dtype=np.float32) % 4
-    labels[:20] = -1
-    save_arrays(tmp_path / "s", feat=FEAT, label=labels)
-    store = convert(tmp_path / "s", tmp_path / "x.gids")
-    assert "labels of '_N' are whole numbers with gaps: stored as int64" in capsys.readouterr().err
-    assert store.labels["_N"].tolist() == labels.tolist()
-    split = np.concatenate([ids.numpy() for ids in store.splits["_N"].values()])
-    assert np.array_equal(np.sort(split), np.arange(20, 50))
-    save_arrays(tmp_path / "t", feat=FEAT, label=labels - 0.5)  # a measure, and -1.5 is one of its values
-    split = np.concatenate(
-        [i.numpy() for i in convert(tmp_path / "t", tmp_path / "y.gids").splits["_N"].values()]
-    )
-    assert np.array_equal(np.sort(split), np.arange(50))
 
 
 @pytest.mark.parametrize("values", [FEAT.astype(object), FEAT + 1j])

@@ -94,14 +94,3 @@ def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     np.save(tmp_path / "x.npy", FEAT)
     error = refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids", "--from", "dgl")
     assert "is not a file of dgl.save_graphs" in error
-
-
-def test_error_without_dgl_names_the_file(tmp_path, dgl, capsys, monkeypatch):
-    save(dgl, tmp_path / "g.bin")
-
-    def no_dgl():
-        raise ImportError("no module named dgl")
-
-    monkeypatch.setattr("gids.convert.readers.dgl_graph.import_dgl", no_dgl)
-    error = refused(capsys, tmp_path / "g.bin", tmp_path / "g.gids")
-    assert "g.bin is a DGL graph file: install DGL to read it (no module named dgl)" in error

@@ -7,9 +7,6 @@ import pytest
 from datasets import save_arrays
 from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, truncate
 
-from gids.convert.readers import Choices, edge_list
-from gids.store.rows import FileRows
-
 RNG = np.random.default_rng(11)
 N, E = 90, 700
 EDGES = RNG.integers(0, N, (2, E))
@@ -83,18 +80,6 @@ def test_large_whole_numbers_stay_exact_beside_fractions(tmp_path):
     assert_table(store, "_N._E._N.w", np.arange(E) / 8)
 
 
-@pytest.mark.parametrize("name", ["two.csv", "s/edges.csv"])
-@pytest.mark.parametrize(("header", "weights"), [("", None), ("src,dst\n", None), ("", [5, 7])])
-def test_two_edges_in_text_are_pairs(tmp_path, name, header, weights):
-    (tmp_path / "s").mkdir()
-    values = [(0, 1), (2, 3)] if weights is None else [(0, 1, 5), (2, 3, 7)]
-    text(tmp_path / name, header=header, values=values)
-    store = convert(tmp_path / name.removesuffix("/edges.csv"), tmp_path / "two.gids")
-    assert_graph(store, HOMOGENEOUS, [0, 2], [1, 3])
-    if weights is not None:
-        assert_table(store, "_N._E._N.weight", np.array(weights))
-
-
 def test_two_by_two_array_prints_how_it_is_read(tmp_path, capsys):
     np.save(tmp_path / "e.npy", [[0, 1], [2, 3]])
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--quiet")
@@ -108,17 +93,6 @@ def test_npy_edges_of_either_shape(tmp_path, transposed):
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--num-nodes", N + 9)
     assert store.num_nodes() == N + 9
     assert_graph(store, HOMOGENEOUS, *EDGES)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_the_ids_of_an_array_are_counted_in_blocks(tmp_path, monkeypatch, order):
-    np.save(tmp_path / "e.npy", np.asarray(EDGES, order=order))
-    monkeypatch.setattr("gids.convert.edges.BLOCK_BYTES", 800)
-    sizes, read_into = [], FileRows.read_into
-    monkeypatch.setattr(FileRows, "read_into", lambda *a: sizes.append(a[2].nbytes) or read_into(*a))
-    source = edge_list.READER.read(tmp_path / "e.npy", tmp_path, Choices())
-    assert source.nodes == {"_N": N}
-    assert sizes == [800] * 14
 
 
 def test_edges_beside_arrays_of_nodes(tmp_path):

@@ -84,14 +84,6 @@ def test_one_type(tmp_path):
     )
 
 
-@pytest.mark.parametrize("text", ["", "src,dst\n"])
-def test_no_edges(tmp_path, text):
-    homogeneous(tmp_path / "g", feature_data=[entry("data/feat.npy", domain="node", name="feat")])
-    (tmp_path / "g/edges/e.csv").write_text(text)
-    store = convert(tmp_path / "g", tmp_path / "g.gids")
-    assert (store.num_nodes(), store.num_edges()) == (N, 0)
-
-
 def test_several_types_and_the_old_name_of_seeds(tmp_path, capsys):
     root = tmp_path / "g"
     likes = RNG.integers(0, [[30], [N]], (2, 90))

@@ -188,12 +188,6 @@ def test_skipped_arrays_are_not_read(tmp_path):
     assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--skip", "adj_t", "--skip", "stray"))
 
 
-def test_attribute_that_is_not_a_tensor_is_left_out_with_a_warning(tmp_path, capsys):
-    torch.save(tensors(name="cora", size=torch.tensor(5)), tmp_path / "d.pt")
-    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--quiet"))
-    assert "left out 'name' of '_N': a str" in capsys.readouterr().err
-
-
 NAMES = [
     "weight",
     "edge_kind",
@@ -327,12 +321,3 @@ def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):
     torch.save(pyg.Data.from_dict(tensors()), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
     assert "torch 2.6 or newer reads NumPy arrays and PyG's own classes" in error
-
-
-def test_mask_with_several_columns(tmp_path, capsys):
-    masks = torch.rand(N, 10) < 0.3
-    torch.save(tensors(train_mask=masks), tmp_path / "d.pt")
-    error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
-    assert f"has shape ({N}, 10): choose one of its 10 splits with --split-column, 0 to 9" in error
-    store = convert(tmp_path / "d.pt", tmp_path / "x.gids", "--split-column", "4")
-    assert store.splits["_N"]["train"].tolist() == torch.nonzero(masks[:, 4])[:, 0].tolist()

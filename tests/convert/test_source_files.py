@@ -1,6 +1,5 @@
 """Files that are no good: pickles and truncated files are refused in one line, and nothing is left behind."""
 
-import gc
 import os
 import pickle
 import re
@@ -12,11 +11,7 @@ import torch
 from datasets import save_arrays
 from reader_example import convert, needs_torch_2_6, refused, truncate, write_csv
 
-from gids.convert.readers.arrays import directory_arrays
-from gids.store.rows import read_range
-
 FEAT = np.arange(12, dtype=np.float32).reshape(4, 3)
-MANY = 200
 
 
 class Payload:
@@ -95,20 +90,3 @@ def test_text_without_pyarrow_says_what_to_install(tmp_path, capsys, monkeypatch
         error = refused(capsys, edges, tmp_path / "x.gids")
     assert "edges.csv needs pyarrow: pip install 'gids-loader[parquet]'" in error
     assert convert(edges, tmp_path / "x.gids").num_edges() == 2
-
-
-@pytest.mark.parametrize("form", ["stored", "packed", "files"])
-def test_reading_arrays_leaves_no_file_open(tmp_path, form):
-    arrays = {f"m{index}": FEAT + index for index in range(MANY)}
-    folder = tmp_path / "s"
-    folder.mkdir()
-    if form == "files":
-        save_arrays(folder, **arrays)
-    else:
-        (np.savez if form == "stored" else np.savez_compressed)(folder / "s.npz", **arrays)
-    gc.collect()  # files of earlier tests
-    before = os.listdir("/proc/self/fd")
-    found = dict(directory_arrays(folder, tmp_path))
-    for name, values in arrays.items():
-        assert np.array_equal(read_range(found[name].rows, 0, len(values)), values)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
