@@ -66,8 +66,6 @@ def test_a_seed_gives_the_same_bytes(tmp_path, kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--skew", "1"], "skew must be 0 to below 1"),
-        (["--skew", "-0.5"], "skew must be 0 to below 1 (got -0.5)"),
         (["--classes", "0"], "classes must be 1 to"),
         (["--nodes", "1e14"], "not enough room"),
         (["--dim", "0"], "node_count and dim must be 1 or more"),

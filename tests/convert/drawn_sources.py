@@ -7,10 +7,9 @@ and returns the tables and edges that the dataset must have. `stored` is the mod
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import scipy.sparse
 import torch
 from datasets import save_arrays
 
-from gids.convert.readers.dgl_graph import MAGIC
 from gids.store.dtypes import byte_view
 
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -381,41 +379,6 @@ def ogb_text(root: Path, draw: Draw) -> Written:
     return _homogeneous(root / "s", draw, weight_key="", feat=_as_text(feat, "float32"))
 
 
-class DglGraph:
-    """The part of a DGLGraph that the reader uses. DGL itself cannot hold all types."""
-
-    ntypes, canonical_etypes = ("_N",), (HOMOGENEOUS,)
-
-    def __init__(self, draw: Draw) -> None:
-        self._draw = draw
-        data = {"feat": draw.feat.tensor(), "label": torch.from_numpy(draw.labels)}
-        self.nodes: Mapping[str, Any] = {"_N": SimpleNamespace(data=data)}
-        self.edges = {HOMOGENEOUS: SimpleNamespace(data={"weight": draw.weight.tensor()})}
-
-    def num_nodes(self, _: str) -> int:
-        return self._draw.node_count
-
-    def formats(self, _: list[str]) -> DglGraph:
-        return self
-
-    def adj_tensors(self, _: str, etype: Any) -> tuple[torch.Tensor, ...]:
-        sources, destinations = torch.from_numpy(self._draw.edges.astype(np.int64))
-        order = torch.argsort(destinations, stable=True)
-        pointers = torch.from_numpy(_pointers(self._draw.edges[1], self._draw.node_count))
-        return pointers, sources[order], order
-
-
-GRAPHS: dict[str, DglGraph] = {}
-"""What dgl.load_graphs returns, by path."""
-
-
-def dgl(root: Path, draw: Draw) -> Written:
-    (root / "g.bin").write_bytes(MAGIC)
-    GRAPHS.clear()
-    GRAPHS[str(root / "g.bin")] = DglGraph(draw)
-    return _homogeneous(root / "g.bin", draw)
-
-
 ALL = ("bool", *WHOLE, *FLOATS)
 NUMPY = tuple(name for name in ALL if name != "bfloat16")
 READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
@@ -431,6 +394,5 @@ READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
     "parquet": (parquet, NUMPY),
     "ogb": (ogb, NUMPY),
     "ogb text": (ogb_text, (*WHOLE, "float32", "float64")),
-    "dgl": (dgl, ALL),
 }
 """How each form of source is written, and the types of features that it can have."""

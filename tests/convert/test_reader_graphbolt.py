@@ -163,13 +163,10 @@ def edge_file(kind, path, **more):
 test_a_bad_dataset_is_refused = refuses(
     homogeneous,
     (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
-    (graph(nodes=[{"type": "a"}]), "num of 'a' in metadata.yaml is None; it must be"),
     (edge_file("numpy", "data/feat.npy"), "edges must be whole numbers of shape (2, E)"),
     (edge_file("csv", "gone.csv"), "gone.csv, which does not exist"),
-    (edge_file("csv", "set/train_seeds.npy"), "cannot be read"),
     (edge_file("csv", "x", type="a:b"), "must be SOURCE:RELATION:DESTINATION"),
     (graph(edges="edges/e.csv"), "metadata.yaml cannot be read: "),
-    (graph(nodes=[]), "number of '_N' nodes is unknown"),
     (
         meta(feature_data=[entry("data/feat.npy", "parquet", domain="node", name="x")]),
         "format 'parquet'",
@@ -181,7 +178,6 @@ test_a_bad_dataset_is_refused = refuses(
         "has two arrays called 'seeds'",
     ),
     (lambda root: (root / "metadata.yaml").write_text("a: [1"), "metadata.yaml cannot be read"),
-    (lambda root: (root / "metadata.yaml").write_text("- 1"), "metadata.yaml cannot be read: "),
     (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
     (
         lambda root: save_arrays(
@@ -194,7 +190,6 @@ test_a_bad_dataset_is_refused = refuses(
         lambda root: save_arrays(root / "set", test_seeds=np.arange(N - 9, N + 1)),
         f"is {N}; it must be from 0 to {N - 1}",
     ),
-    (lambda root: (root / "edges/e.csv").write_text("1.5,2\n"), "must be two columns of whole numbers"),
     (lambda root: (root / "edges/e.csv").write_text(f"1,2\n{N},3\n" * 200), f"source[1] is {N}; it must"),
 )
 
