@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class NodesById:
             kind, buffers = self._pa.int64(), {"id": np.int64}
         of_ids = [self._pa.py_buffer(self._mapped(*buffer)) for buffer in buffers.items()]
         self._ids = self._pa.Array.from_buffers(kind, len(keys), [None, *of_ids])
-        self._stored = NodeIds(ntype, len(keys), {role: lambda a=array: a for role, array in mapped.items()})
+        self._stored = NodeIds(
+            ntype, len(keys), {role: partial(np.asarray, array) for role, array in mapped.items()}
+        )
         self._refuse_repeats(ntype, **mapped)
 
     def nodes_of(self, table: ArrowTable, column: str, target: Path) -> FileRows:

@@ -3,8 +3,6 @@
 import pytest
 from reader_example import convert, refused, write_csv
 
-from gids.cli import main
-
 pytest.importorskip("pyarrow.csv")
 
 
@@ -64,13 +62,3 @@ def test_a_table_alone_is_of_nodes_with_an_id_column_and_of_edges_with_ends(tmp_
     assert "have the columns item_id, src, dst; exactly one must be named 'from'" in refused(
         capsys, table, tmp_path / "c.gids", "--src-column", "from"
     )
-
-
-def test_a_path_that_does_not_exist_is_no_file(tmp_path, capsys):
-    store = convert(write_csv(tmp_path / "nodes.csv", x=[1, 2]), tmp_path / "a.gids")
-    missing = tmp_path / "nope.csv"
-    for command in (["convert", missing, tmp_path / "b.gids"], ["verify", store.path, "--against", missing]):
-        assert main(list(map(str, command))) == 2
-        assert capsys.readouterr().err.endswith(f": no such file or directory: {missing}\n")
-    error = refused(capsys, tmp_path / "graph", tmp_path / "b.gids")
-    assert f"no such file or directory: {tmp_path}/graph; `gids generate" in error

@@ -56,22 +56,6 @@ def test_tables_are_stored_in_fewer_bits_and_rounding_is_reported(tmp_path, caps
         assert store.table("year").read_rows(range(50)).tolist() == list(range(50))
 
 
-def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, capsys):
-    values = FEAT * 1e6
-    values[31, 2] = np.nan
-    np.save(tmp_path / "x.npy", values)
-    for options, said in (
-        (
-            ["--dtype", "int8"],
-            "table '_N.feat': row 31, column 2 is nan, which int8 with a scale cannot hold",
-        ),
-        (["--dtype", "int8", "--scale", "column"], "row 31, column 2 is nan"),
-        (["--dtype", "float16"], "whose largest value is 65504: use bfloat16 or float32"),
-    ):
-        assert said in refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids", *options)
-    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
-
-
 def test_sparse_duplicates_add_up_and_weights_are_kept(tmp_path):
     np.savez(
         tmp_path / "x.npz",

@@ -193,9 +193,3 @@ test_a_bad_text_dataset_is_refused = refuses(
     (text("num-edge-list", [7]), "edges, but num-edge-list.csv.gz gives 7"),
     (text("node-feat", [1.0, 2.0]), "gives 1 '_N' nodes"),
 )
-
-
-test_a_bad_dataset_of_several_types_is_refused = refuses(
-    mag,
-    (text("triplet-type-list"), "triplet-type-list.csv.gz lists no relation"),
-)

@@ -50,12 +50,6 @@ def test_many_threads_read_nearly_in_order(tmp_path, small_pieces):
     assert np.array_equal(torch.cat(found), values)
 
 
-def test_array_without_rows(tmp_path):
-    rows = packed(tmp_path / "x.npz", x=np.empty((0, 3), np.float32))["x"]
-    assert rows.shape == (0, 3)
-    assert read_range(rows, 0, 0).shape == (0, 3)
-
-
 def test_fortran_order_is_unpacked(tmp_path):
     values = np.asfortranarray(np.arange(12.0).reshape(4, 3))
     assert np.array_equal(read_range(packed(tmp_path / "x.npz", x=values)["x"], 1, 3), values[1:3])

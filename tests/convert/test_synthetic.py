@@ -80,9 +80,3 @@ def test_seed_gives_the_same_files_with_any_number_of_threads(tmp_path):
         assert (one / f"{name}.npy").read_bytes() == (same / f"{name}.npy").read_bytes()
     assert (one / "feat.npy").read_bytes() != (other / "feat.npy").read_bytes()
     assert (one / "indices.npy").read_bytes() != (other / "indices.npy").read_bytes()
-
-
-def test_graph_with_one_node_and_no_edges(tmp_path):
-    arrays = load(write_graph(tmp_path, GraphSpec(node_count=1, degree=0, dim=1, classes=1)))
-    assert arrays["indices"].shape == (0,)
-    assert arrays["feat"].shape == (1, 1)

@@ -200,8 +200,8 @@ class _Graph:
             if key in links:
                 why = f"a dataset has no pairs to predict; load them from {self._path}"
                 self.source.leave_out(f"{key!r} of {relation!r}", why)
-            elif values is matrix:
-                self._add_matrix(relation, values)
+            elif matrix is not None and values is matrix:
+                self._add_matrix(relation, matrix)
             elif (rows := self._rows(key, relation, values)) is None:
                 continue
             elif key == "edge_index":

@@ -349,7 +349,8 @@ class _Reading:
             else:
                 numbers.append(table.number_ids(end) if ntype in self._ids else table.rows([end]))
         self._refuse_unknown(relation, table, ends, numbers)
-        source.graphs[relation] = edge_list(*numbers, **source.ends(relation))
+        src, dst = numbers
+        source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
         for key, columns in _grouped(table, source, ends, relation).items():
             source.add_edge_table(relation, key, table.rows(columns))
 
