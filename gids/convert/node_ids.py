@@ -99,7 +99,8 @@ class NodesById:
 
     def _saved(self, role: str, values: np.ndarray) -> np.ndarray:
         """Write an array of a dataset. Returns it, mapped."""
-        values.tofile(self._scratch / role)
+        with open(self._scratch / role, "wb") as out:  # tofile() does not say that a disk is full
+            out.write(values.data)
         self.arrays[role] = FileRows(self._scratch / role, values.shape, getattr(torch, values.dtype.name))
         return self._mapped(role, values.dtype)
 

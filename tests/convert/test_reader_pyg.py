@@ -258,17 +258,6 @@ def test_random_link_split(tmp_path, capsys, geometric, split_labels):
     assert "all.pt holds 3 graphs; save one graph per file" in error
 
 
-def test_random_link_split_of_several_types(tmp_path, capsys, geometric):
-    data, relation = geometric.data.HeteroData(), ("author", "writes", "paper")
-    data["paper"].x, data["author"].num_nodes = torch.from_numpy(X), 40
-    data[relation].edge_index = torch.from_numpy(RNG.integers(0, 40, (2, 200)))
-    split, *_ = geometric.transforms.RandomLinkSplit(edge_types=[relation])(data)
-    torch.save(split, tmp_path / "d.pt")
-    store, edges = convert(tmp_path / "d.pt", tmp_path / "d.gids"), split[relation].edge_index.numpy()
-    assert_dataset(store, tables={"paper.x": X}, edges={relation: edges})
-    assert "left out 'edge_label_index' of ('author', 'writes', 'paper')" in capsys.readouterr().err
-
-
 class Hostile:
     """Unpickling it leaves a mark."""
 
