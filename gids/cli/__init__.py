@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
-        # Values, not options: `--skew -0.5`, of which an error tells more, and `--shape -1,16`.
+        # Values, not options, such as `--shape -1,16`.
         self._negative_number_matcher = re.compile(r"-(\d+(,-?\d+)*|\d*\.\d+)$")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

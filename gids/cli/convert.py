@@ -97,12 +97,10 @@ def add_table_input(option: Option) -> list[argparse.Action]:
     ids = "column of ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"
     src = "column of sources in tables of edges (default: src, source, src_id, u or from)"
     dst = "column of destinations in tables of edges (default: dst, destination, target, dst_id, v or to)"
-    drop = "leave out edges with an id that no node has, and print their number"
     return [
         add_repeated(option, "--id-column", ids, "[TYPE=]NAME"),
         add_repeated(option, "--src-column", src, "[RELATION=]NAME"),
         add_repeated(option, "--dst-column", dst, "[RELATION=]NAME"),
-        option("--drop-unknown", True, drop),
     ]
 
 
@@ -120,11 +118,9 @@ def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) ->
         shape=args.shape,
         skip=tuple(args.skip),
         others=tuple(others),
-        memory_bytes=args.memory,
         id_column=_casts(args.id_column),
         src_column=_casts(args.src_column),
         dst_column=_casts(args.dst_column),
-        drop_unknown=args.drop_unknown,
         **more,
     )
 
@@ -174,11 +170,10 @@ def run(args: argparse.Namespace) -> int:
     path, *others = args.source
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     casts = _casts(args.dtype)
-    is_raw = args.shape or reader.is_raw(path)
     choices = choices_of(
         args,
         others,
-        dtype=casts.pop("", None) if is_raw else None,
+        dtype=casts.pop("", None) if reader.name == "raw" else None,
         allow_dirs=tuple(args.allow_dir),
         labels=args.labels,
         num_nodes=args.num_nodes,

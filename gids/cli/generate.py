@@ -46,7 +46,6 @@ def add_parser(subparsers: Any) -> None:
     option("--edges", _count, "number of edges, on average (default: 16 per node)", metavar="N")
     option("--dim", int, "float32 features per node", 128, "D")
     option("--classes", int, "number of classes, at most one per node (default: 16)", metavar="N")
-    option("--skew", float, "skew of the out-degrees, 0 (uniform) to below 1", 0.8, "S")
     text = "make two node types: N papers that cite papers, and N / 2 authors that write them"
     option("--hetero", True, text)
     text = "train, val and test fractions of the nodes"
@@ -66,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         degree=edges / max(1, args.nodes),
         dim=args.dim,
         classes=min(16, args.nodes) if args.classes is None else args.classes,
-        skew=args.skew,
         train_count=train,
         val_count=val,
         test_count=test,

@@ -28,7 +28,6 @@ from gids.store.rows import ColumnRows, FileRows, Rows, as_int64, read_range
 from gids.write.files import check_space
 
 _COPY_BYTES = 8 << 20
-_ENCRYPTED = 1  # a bit of a member's flags
 _PIECE_ENTRIES = 1 << 20  # of a sparse matrix
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
 
@@ -63,6 +62,10 @@ def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
         is_first = version == (1, 0)
         read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(file)
+    if dtype.byteorder == ">":
+        raise FormatError(
+            f"{path} is big-endian ({dtype}); save values.astype(values.dtype.newbyteorder('<'))"
+        )
     if not all(0 <= n <= MAX_ROWS for n in shape):
         raise FormatError(f"{path} has an array of shape {shape}; a length must be 0 to {MAX_ROWS}")
     return NpyHeader(shape, is_fortran, dtype)
@@ -92,9 +95,8 @@ def _in_place(path: Path, header: NpyHeader, start: int) -> SourceArray:
     shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
-    by_columns, swapped = is_fortran and len(shape) > 1, dtype.byteorder == ">"
-    length = (math.prod(shape),) if by_columns else shape
-    rows = FileRows(path, length, torch_dtype, offset=start, byte_swapped=swapped)
+    by_columns = is_fortran and len(shape) > 1
+    rows = FileRows(path, (math.prod(shape),) if by_columns else shape, torch_dtype, offset=start)
     return SourceArray(ColumnRows(rows, shape) if by_columns else rows)
 
 
@@ -124,13 +126,7 @@ def _open_member(
     path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: Path
 ) -> SourceArray:
     """The array of a member. unpacked: a file to unpack it to, if it is packed and in Fortran order."""
-    name, method = member.filename, member.compress_type
-    where = f"{path}, member {name},"
-    if member.flag_bits & _ENCRYPTED or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise FormatError(
-            f"{where} is encrypted or uses another zip compression than deflate (method {method}); write it "
-            "with np.savez or np.savez_compressed"
-        )
+    where = f"{path}, member {member.filename},"
     with reading(where), archive.open(member) as file:  # which compares the header with the directory's
         header = read_npy_header(cast(BinaryIO, file), where)
         start = file.tell()
@@ -141,20 +137,17 @@ def _open_member(
     needed = start + math.prod(shape) * dtype.itemsize
     if member.file_size < needed:
         raise FormatError(
-            f"{path} is truncated: its member {name} has {member.file_size} bytes, but {shape} {dtype} "
-            f"needs {needed}"
+            f"{path} is truncated: its member {member.filename} has {member.file_size} bytes, but {shape} "
+            f"{dtype} needs {needed}"
         )
-    if method == zipfile.ZIP_STORED:
+    if member.compress_type == zipfile.ZIP_STORED:
         return _in_place(path, header, offset + start)
     if is_fortran and len(shape) > 1:
         check_space([(unpacked.parent, member.file_size)])
         with archive.open(member) as packed, open(unpacked, "wb") as out:
             shutil.copyfileobj(packed, out, _COPY_BYTES)
         return open_npy(unpacked, where=where)
-    swapped = dtype.byteorder == ">"
-    return SourceArray(
-        PackedRows(path, member, offset, shape, torch_dtype, offset=start, byte_swapped=swapped)
-    )
+    return SourceArray(PackedRows(path, member, offset, shape, torch_dtype, offset=start))
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
@@ -168,8 +161,8 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
     """The rows of a raw file. One length of shape may be -1, for as many as fit. Raises FormatError."""
     if dtype is None or not shape:
         raise FormatError(
-            f"{path} has an unknown format: give --from NAME (see `gids convert --list`), unpack an archive "
-            "first, or for raw binary give --dtype float32 --shape ROWS,DIM"
+            f"{path} has an unknown format: give --from NAME (see `gids convert --list`), or for raw binary "
+            "--dtype float32 --shape ROWS,DIM; unpack an archive first, and save other files as .npy"
         )
     type_ = table_dtype(dtype)
     size = os.path.getsize(path)

@@ -326,8 +326,7 @@ class Choices:
     there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
     allow_dirs: directories outside a gids dataset that may contain its shards. others: further files of
     tables, beside the path. id_column, src_column, dst_column: node type or relation ("" for all others) ->
-    column. drop_unknown: leave out edges whose ends no node has as its id. memory_bytes: limit for the ids of
-    nodes that are joined at a time.
+    column.
     """
 
     table: str = "feat"
@@ -341,8 +340,6 @@ class Choices:
     id_column: Mapping[str, str] = field(default_factory=dict)
     src_column: Mapping[str, str] = field(default_factory=dict)
     dst_column: Mapping[str, str] = field(default_factory=dict)
-    drop_unknown: bool = False
-    memory_bytes: int = 256 << 20
 
     def key(self) -> dict[str, Any]:
         """The options that a resumed conversion must have in common with the first run."""
@@ -351,11 +348,11 @@ class Choices:
     def changed(self) -> list[str]:
         """The options that are not as by default, except --dtype, which also applies to tables."""
         default = Choices()
-        names = [f.name for f in fields(self) if f.name not in ("dtype", "memory_bytes")]
+        names = [f.name for f in fields(self) if f.name != "dtype"]
         return [_option(name) for name in names if getattr(self, name) != getattr(default, name)]
 
 
-_FREE = ("allow_dirs", "others", "memory_bytes")
+_FREE = ("allow_dirs", "others")
 _OPTIONS = {"allow_dirs": "--allow-dir", "others": "several SRC", "dtype": "--dtype of raw data"}
 
 
@@ -369,9 +366,8 @@ class Reader:
 
     name: for --from. summary: one line. layout: the files that it reads, and their use. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
-    directory scratch as long as it is used. Raises FormatError. is_raw: whether --dtype is the type of the
-    path's content, not a type to cast to. takes: the options that apply, as in Choices.changed. files: those
-    that the source consists of.
+    directory scratch as long as it is used. Raises FormatError. takes: the options that apply, as in
+    Choices.changed. files: those that the source consists of.
     """
 
     name: str
@@ -379,6 +375,5 @@ class Reader:
     layout: str
     recognises: Callable[[Path], bool]
     read: Callable[[Path, Path, Choices], Source]
-    is_raw: Callable[[Path], bool] = lambda _: False
     takes: tuple[str, ...] = ()
     files: Callable[[Path], list[Path]] = source_files

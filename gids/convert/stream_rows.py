@@ -107,9 +107,8 @@ class PackedRows(StreamRows):
         dtype: torch.dtype,
         *,
         offset: int,
-        byte_swapped: bool = False,
     ) -> None:
-        self._member, self._offset, self._byte_swapped = (path, member, start), offset, byte_swapped
+        self._member, self._offset = (path, member, start), offset
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         super().__init__(shape, dtype, lambda row: (row, self._tensors(row)))
 
@@ -134,22 +133,17 @@ class PackedRows(StreamRows):
                     raise FormatError(f"{path} is truncated in its member {member.filename}")
                 os.posix_fadvise(file.fileno(), start, file.tell() - start, os.POSIX_FADV_DONTNEED)
                 values = np.frombuffer(bytearray(data[: count * self._row_bytes]), np.uint8)
-                if self._byte_swapped and self.dtype.itemsize > 1:
-                    values.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
                 tensor = torch.from_numpy(values).view(self.dtype)
                 yield make_bools_proper(tensor.view(count, *self.shape[1:]))
 
     def row(self, index: int) -> PackedRows:
         """The elements of one row, as rows."""
-        return self._view(self._offset + index * self._row_bytes, self.shape[1:])
+        offset = self._offset + index * self._row_bytes
+        return PackedRows(*self._member, self.shape[1:], self.dtype, offset=offset)
 
     def reshaped(self, shape: tuple[int, ...]) -> PackedRows:
         """The same elements in rows of another shape."""
-        return self._view(self._offset, shape)
-
-    def _view(self, offset: int, shape: tuple[int, ...]) -> PackedRows:
-        swapped = self._byte_swapped
-        return PackedRows(*self._member, shape, self.dtype, offset=offset, byte_swapped=swapped)
+        return PackedRows(*self._member, shape, self.dtype, offset=self._offset)
 
 
 def derived(rows: Rows, function: Callable[[torch.Tensor, int], torch.Tensor], dtype: torch.dtype) -> Rows:

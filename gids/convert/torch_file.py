@@ -1,7 +1,7 @@
 """Loads files of torch.save, and unpickles only tensors, numbers, texts and containers of them.
 
-Called by the readers. Tensors are memory-mapped, except in files of torch before 1.6. Objects of PyTorch
-Geometric become records of their fields and run none of their code. Other classes are refused by name.
+Called by the readers. Tensors are memory-mapped. Objects of PyTorch Geometric become records of their fields
+and run none of their code. Other classes are refused by name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from gids.convert.source_files import open_zip, reading, starts_with
 from gids.errors import FormatError
 from gids.store.rows import ArrayRows, Rows, TensorRows
 from gids.stored_file import opened
-
-_LEGACY = b"\x80\x02"  # a file of torch before 1.6: pickles, then the tensors
 
 
 class Record:
@@ -64,21 +62,20 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 
 def load_torch(path: Path) -> Any:
     """The object in a file of torch.save. Raises FormatError, which names a class that is not allowed."""
-    is_zip = is_torch_file(path)
-    if not is_zip and not starts_with(path, _LEGACY):
+    if not is_torch_file(path):
         raise FormatError(
-            f"{path} is not a file of torch.save, or is truncated; load it with the program that wrote "
-            "it and save it again with torch.save"
+            f"{path} is not a file of torch.save (1.6 or newer), or is truncated; load it with the program "
+            "that wrote it and save it again"
         )
     if any(m.compress_type != zipfile.ZIP_STORED for m in _members(path)):  # torch would map packed bytes
         raise FormatError(f"{path} has compressed members, which torch.save does not write; save it again")
     if not _can_name():
-        return _load(path, mmap=is_zip)
+        return _load(path)
     others = torch.serialization.get_safe_globals()  # PyG adds its own classes when it is imported
     torch.serialization.clear_safe_globals()
     try:
         with torch.serialization.safe_globals(_allowed()):
-            return _load(path, mmap=is_zip)
+            return _load(path)
     finally:
         torch.serialization.add_safe_globals(others)
 
@@ -116,12 +113,12 @@ def value_rows(value: object, what: str, path: Path) -> Rows:
     return ArrayRows(value)
 
 
-def _load(path: Path, *, mmap: bool) -> Any:
+def _load(path: Path) -> Any:
     with reading(path), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(Validating s|S)parse ", UserWarning)  # for who saved it
         try:
             with opened(path) as fd:  # by number, because torch takes only paths that are UTF-8
-                return torch.load(f"/proc/self/fd/{fd}", map_location="cpu", weights_only=True, mmap=mmap)
+                return torch.load(f"/proc/self/fd/{fd}", map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             raise FormatError(
                 f"{path} needs unpickling of other classes, which could run any code: {_culprit(error)}"
@@ -139,9 +136,8 @@ def _culprit(error: Exception) -> str:
 
 def _allowed() -> list[Any]:
     """The classes and functions that a file may ask for, with the names by which it does."""
-    # PyG's storages keep a defaultdict about their attributes. Early releases of Python
-    # 3.11 write a member of an Enum as an attribute of its class, which is a Record here.
-    allowed: list[Any] = [(Record, name) for name in (*_RECORDS, "builtins.getattr")]
+    allowed: list[Any] = [(Record, name) for name in _RECORDS]
+    # PyG's storages keep a defaultdict about their attributes.
     allowed += [(_plain_dict, "collections.defaultdict"), (_no_bytes, "builtins.bytes")]
     multiarray: Any = importlib.import_module("numpy._core.multiarray")
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # of NumPy 1 and 2

@@ -139,7 +139,7 @@ class NodeIds:
         if not self._arrays:
             return np.where((wanted >= 0) & (wanted < self._count), wanted, -1)
         ids = self._arrays["id"]
-        return self._find(number_keys(wanted), lambda nodes, queries: ids[nodes] == wanted[queries])
+        return self.find_keys(number_keys(wanted), lambda nodes, queries: ids[nodes] == wanted[queries])
 
     def _checked_texts(self, ids: object) -> Sequence[str]:
         if isinstance(ids, str) or not isinstance(ids, (Sequence, np.ndarray)):
@@ -158,9 +158,11 @@ class NodeIds:
             pairs = zip(self._texts(nodes), queries.tolist(), strict=True)
             return np.array([text == wanted[query] for text, query in pairs], bool)
 
-        return self._find(text_keys(np.frombuffer(b"".join(encoded), np.uint8), offsets), is_same)
+        return self.find_keys(text_keys(np.frombuffer(b"".join(encoded), np.uint8), offsets), is_same)
 
-    def _find(self, keys: np.ndarray, is_same: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    def find_keys(
+        self, keys: np.ndarray, is_same: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> np.ndarray:
         """The node of each key, or -1. is_same(nodes, positions of queries): whether a node has that id."""
         sorted_keys, node_of = self._arrays["id_key"], self._arrays["id_node"]
         nodes = np.full(len(keys), -1, np.int64)

@@ -84,26 +84,17 @@ class GeneratedRows:
 
 
 class FileRows:
-    """Rows of a C-order array in a file, from byte `offset` on. byte_swapped: the file is big-endian.
+    """Rows of a C-order array in a file, from byte `offset` on.
 
     The file is open only while it is read. Data that was read is dropped from the page cache, so that a
     conversion does not evict the data of other programs.
     """
 
-    def __init__(
-        self,
-        path: AnyFile,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        *,
-        offset: int = 0,
-        byte_swapped: bool = False,
-    ) -> None:
+    def __init__(self, path: AnyFile, shape: tuple[int, ...], dtype: torch.dtype, *, offset: int = 0) -> None:
         self.file = path
         self.shape = shape
         self.dtype: torch.dtype = dtype
         self._offset = offset
-        self._byte_swapped = byte_swapped
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         needed = offset + math.prod(shape) * dtype.itemsize
         size_bytes = file_status(path).st_size
@@ -116,18 +107,16 @@ class FileRows:
         with opened(self.file) as fd:
             read_exactly(fd, data, offset, self.file)
             os.posix_fadvise(fd, offset, data.size, os.POSIX_FADV_DONTNEED)
-        if self._byte_swapped and self.dtype.itemsize > 1:
-            data.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
         make_bools_proper(out)
 
     def row(self, index: int) -> FileRows:
         """The elements of one row, as rows."""
         offset = self._offset + index * self._row_bytes
-        return FileRows(self.file, self.shape[1:], self.dtype, offset=offset, byte_swapped=self._byte_swapped)
+        return FileRows(self.file, self.shape[1:], self.dtype, offset=offset)
 
     def reshaped(self, shape: tuple[int, ...]) -> FileRows:
         """The same elements, in rows of another shape."""
-        return FileRows(self.file, shape, self.dtype, offset=self._offset, byte_swapped=self._byte_swapped)
+        return FileRows(self.file, shape, self.dtype, offset=self._offset)
 
 
 class ColumnRows:

@@ -36,13 +36,6 @@ def test_one_type_converts(tmp_path, capsys):
     assert set(store.labels["_N"].tolist()) == set(range(5))
 
 
-def test_shares_are_rounded_and_every_node_is_in_a_split(tmp_path):
-    for split, counts in (("0.34,0.55,0.11", [102, 165, 33]), ("0.005,0.005,0.99", [2, 1, 297])):
-        path = tmp_path / split
-        gids("generate", path, "--nodes", "300", "--dim", "1", "--split", split)
-        assert [len(np.load(path / f"{name}_idx.npy")) for name in ("train", "val", "test")] == counts
-
-
 def test_two_types_convert_and_both_relations_show_the_class(tmp_path):
     generate(tmp_path / "g", "--hetero")
     gids("convert", tmp_path / "g", tmp_path / "g.gids", "--reverse-edges")
@@ -73,8 +66,6 @@ def test_a_seed_gives_the_same_bytes(tmp_path, kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--skew", "1"], "skew must be 0 to below 1"),
-        (["--skew", "-0.5"], "skew must be 0 to below 1 (got -0.5)"),
         (["--classes", "0"], "classes must be 1 to"),
         (["--nodes", "1e14"], "not enough room"),
         (["--dim", "0"], "node_count and dim must be 1 or more"),

@@ -7,21 +7,18 @@ and returns the tables and edges that the dataset must have. `stored` is the mod
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import scipy.io
 import scipy.sparse
 import torch
 from datasets import save_arrays
 
-from gids.convert.readers.dgl_graph import MAGIC
 from gids.store.dtypes import byte_view
 
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -41,8 +38,7 @@ class Values:
     dtype: str
 
     def tensor(self) -> torch.Tensor:
-        native = self.array.astype(self.array.dtype.newbyteorder("="), order="C")
-        return torch.from_numpy(native).to(getattr(torch, self.dtype))
+        return torch.from_numpy(np.array(self.array, order="C")).to(getattr(torch, self.dtype))
 
 
 @dataclass(frozen=True)
@@ -103,26 +99,21 @@ def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.
 def draw(seed: int, name: str) -> Draw:
     """A source for the reader of this name."""
     rng = np.random.default_rng([seed, *name.encode()])
-
-    def swapped(values: np.ndarray) -> np.ndarray:
-        """The values, sometimes in the other order of bytes."""
-        return values.astype(values.dtype.newbyteorder(">")) if rng.random() < 0.3 else values
-
     node_count = int(rng.integers(2, 12))
     shape = [(), (1,), (3,), (5,), (2, 2), (0,)][rng.choice(6, p=[0.2, 0.15, 0.25, 0.2, 0.15, 0.05])]
     dtype = str(rng.choice(READERS[name][1]))
     # As one --dtype is for both tables, they are of one kind, else most draws would be refused.
     weight = str(rng.choice(["float32", "float64"] if dtype in FLOATS else ["int64", "uint8"]))
-    feat = swapped(numbers(rng, dtype, (node_count, *shape)))
+    feat = numbers(rng, dtype, (node_count, *shape))
     # No pair is there twice, because matrices in memory add them up.
     pairs = rng.permutation(node_count * node_count - 1)[: rng.integers(1, 20)]
     edges = np.stack(np.divmod(np.append(pairs, node_count * node_count - 1), node_count))
     return Draw(
         seed=seed,
         feat=Values(np.asarray(feat, order=str(rng.choice(["C", "F"]))), dtype),
-        weight=Values(swapped(numbers(rng, weight, edges.shape[1:])), weight),
+        weight=Values(numbers(rng, weight, edges.shape[1:]), weight),
         labels=rng.integers(0, 5, node_count).astype(rng.choice(WHOLE)),
-        edges=swapped(edges.astype(rng.choice(["int32", "int64", "uint8", "uint16"]))),
+        edges=edges.astype(rng.choice(["int32", "int64", "uint8", "uint16"])),
         target=None if rng.random() < 0.2 else TARGETS[rng.integers(len(TARGETS))],
     )
 
@@ -238,7 +229,7 @@ def sparse_npz(root: Path, draw: Draw) -> Written:
     save_arrays(root / "s", y=draw.labels)
     feat = draw.feat.array
     if feat.ndim == 2 and feat.shape[1]:
-        matrix = scipy.sparse.csr_matrix(feat.astype(feat.dtype.newbyteorder("=")))
+        matrix = scipy.sparse.csr_matrix(feat)
         scipy.sparse.save_npz(root / "s/attr.npz", matrix)
     else:
         np.save(root / "s/feat.npy", feat)
@@ -261,26 +252,22 @@ def pyg(root: Path, draw: Draw) -> Written:
     return _homogeneous(root / "d.pt", draw, weight_key="edge_weight")
 
 
-def _pyg_matrix(key: str, layout: str) -> Callable[[Path, Draw], Written]:
-    """An adjacency matrix as a sparse tensor, with a dense part for weights of several columns."""
+def _pyg_matrix(layout: str) -> Callable[[Path, Draw], Written]:
+    """adj_t as a sparse tensor, whose rows are destinations."""
 
     def write(root: Path, draw: Draw) -> Written:
-        by_row = layout != "csc"
-        lines, columns = (1, 0) if key == "adj_t" else (0, 1)
-        first, second = (lines, columns) if by_row else (columns, lines)
-        if layout != "coo":
-            draw = _permuted(draw, np.lexsort((draw.edges[second], draw.edges[first])))
-        edges = torch.from_numpy(draw.edges.astype(np.int64))
-        values = draw.weight.tensor()
-        size = (draw.node_count, draw.node_count)
+        if layout == "csr":
+            draw = _permuted(draw, np.lexsort((draw.edges[0], draw.edges[1])))
+        sources, destinations = torch.from_numpy(draw.edges.astype(np.int64))
+        values, size = draw.weight.tensor(), (draw.node_count, draw.node_count)
         if layout == "coo":
-            matrix = torch.sparse_coo_tensor(edges[[lines, columns]], values, size, check_invariants=True)
+            indices = torch.stack([destinations, sources])
+            matrix = torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
         else:
-            make = torch.sparse_csr_tensor if by_row else torch.sparse_csc_tensor
-            pointers = torch.from_numpy(_pointers(draw.edges[first], draw.node_count))
-            matrix = make(pointers, edges[second].contiguous(), values, size, check_invariants=True)
+            pointers = torch.from_numpy(_pointers(draw.edges[1], draw.node_count))
+            matrix = torch.sparse_csr_tensor(pointers, sources.contiguous(), values, size)
         torch.save(
-            {"feat": draw.feat.tensor(), key: matrix, "y": torch.from_numpy(draw.labels)}, root / "d.pt"
+            {"feat": draw.feat.tensor(), "adj_t": matrix, "y": torch.from_numpy(draw.labels)}, root / "d.pt"
         )
         return _matrix(root / "d.pt", draw)
 
@@ -330,7 +317,7 @@ def csv_edges(root: Path, draw: Draw) -> Written:
 
 
 def _column(values: Values) -> Any:
-    native = values.array.astype(values.array.dtype.newbyteorder("="))
+    native = values.array
     if native.ndim == 1:
         return pa.array(native)
     if not native.shape[1]:
@@ -343,7 +330,7 @@ def parquet(root: Path, draw: Draw) -> Written:
     feat, name = draw.feat, "feat"
     if feat.array.ndim > 2:
         feat = Values(feat.array.reshape(draw.node_count, -1), feat.dtype)
-    ids = np.arange(draw.node_count).astype(["int64", "uint8", "float64"][draw.seed % 3])
+    ids = np.arange(draw.node_count).astype(["int64", "uint8"][draw.seed % 2])
     columns = {"id": pa.array(ids), "y": pa.array(draw.labels)}
     if feat.array.ndim == 2 and feat.array.shape[1] > 1 and draw.seed % 2:
         columns |= {f"{name}_{i}": _column(Values(c, feat.dtype)) for i, c in enumerate(feat.array.T)}
@@ -357,18 +344,6 @@ def parquet(root: Path, draw: Draw) -> Written:
     }
     pq.write_table(pa.table(ends), root / "s/edges.parquet", row_group_size=5)
     return _homogeneous(root / "s", draw, weight_key="w", feat=feat)
-
-
-def matlab(root: Path, draw: Draw) -> Written:
-    """MATLAB has matrices of two dimensions and more, and its sparse values are double."""
-    draw = _permuted(draw, np.lexsort((draw.edges[0], draw.edges[1])))
-    weight = Values(draw.weight.array.astype(np.float64), "float64")
-    draw = replace(draw, weight=weight)
-    indptr = _pointers(draw.edges[1], draw.node_count)
-    shape = (draw.node_count, draw.node_count)
-    matrix = scipy.sparse.csc_matrix((weight.array, draw.edges[0].astype(np.int64), indptr), shape)
-    scipy.io.savemat(root / "a.mat", {"A": matrix, "feat": draw.feat.array, "y": draw.labels}, oned_as="row")
-    return _matrix(root / "a.mat", draw)
 
 
 def ogb(root: Path, draw: Draw) -> Written:
@@ -404,41 +379,6 @@ def ogb_text(root: Path, draw: Draw) -> Written:
     return _homogeneous(root / "s", draw, weight_key="", feat=_as_text(feat, "float32"))
 
 
-class DglGraph:
-    """The part of a DGLGraph that the reader uses. DGL itself cannot hold all types."""
-
-    ntypes, canonical_etypes = ("_N",), (HOMOGENEOUS,)
-
-    def __init__(self, draw: Draw) -> None:
-        self._draw = draw
-        data = {"feat": draw.feat.tensor(), "label": torch.from_numpy(draw.labels)}
-        self.nodes: Mapping[str, Any] = {"_N": SimpleNamespace(data=data)}
-        self.edges = {HOMOGENEOUS: SimpleNamespace(data={"weight": draw.weight.tensor()})}
-
-    def num_nodes(self, _: str) -> int:
-        return self._draw.node_count
-
-    def formats(self, _: list[str]) -> DglGraph:
-        return self
-
-    def adj_tensors(self, _: str, etype: Any) -> tuple[torch.Tensor, ...]:
-        sources, destinations = torch.from_numpy(self._draw.edges.astype(np.int64))
-        order = torch.argsort(destinations, stable=True)
-        pointers = torch.from_numpy(_pointers(self._draw.edges[1], self._draw.node_count))
-        return pointers, sources[order], order
-
-
-GRAPHS: dict[str, DglGraph] = {}
-"""What dgl.load_graphs returns, by path."""
-
-
-def dgl(root: Path, draw: Draw) -> Written:
-    (root / "g.bin").write_bytes(MAGIC)
-    GRAPHS.clear()
-    GRAPHS[str(root / "g.bin")] = DglGraph(draw)
-    return _homogeneous(root / "g.bin", draw)
-
-
 ALL = ("bool", *WHOLE, *FLOATS)
 NUMPY = tuple(name for name in ALL if name != "bfloat16")
 READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
@@ -449,16 +389,10 @@ READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
     "in-edges": (in_edges, NUMPY),
     "sparse npz": (sparse_npz, tuple(name for name in NUMPY if name != "float16")),
     "pyg": (pyg, ALL),
-    **{
-        f"pyg {k} {layout}": (_pyg_matrix(k, layout), ALL)
-        for k in ("adj", "adj_t")
-        for layout in ("coo", "csr", "csc")
-    },
+    **{f"pyg adj_t {layout}": (_pyg_matrix(layout), ALL) for layout in ("coo", "csr")},
     "csv": (csv_edges, NUMPY),
     "parquet": (parquet, NUMPY),
-    "matlab": (matlab, tuple(name for name in NUMPY if name not in ("bool", "float16"))),
     "ogb": (ogb, NUMPY),
     "ogb text": (ogb_text, (*WHOLE, "float32", "float64")),
-    "dgl": (dgl, ALL),
 }
 """How each form of source is written, and the types of features that it can have."""

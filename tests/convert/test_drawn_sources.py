@@ -4,22 +4,15 @@ import numpy as np
 import pytest
 import torch
 from datasets import needs_unsigned
-from drawn_sources import GRAPHS, READERS, Values, draw, stored
+from drawn_sources import READERS, Values, draw, stored
 from reader_example import assert_graph, needs_torch_2_6
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.convert.readers import dgl_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Sparse invariant")
 DRAWS = range(3)  # of every form of source
 MORE_DRAWS = range(1005, 1010)  # of each form, some are equal and some refused
-
-
-@pytest.fixture(autouse=True)
-def in_memory(monkeypatch):
-    """DGL's files are not read."""
-    monkeypatch.setattr(dgl_graph, "load_graphs", lambda path: ([GRAPHS[str(path)]], {}))
 
 
 def assert_table(table, values, expected):
@@ -96,7 +89,7 @@ def check_many(tmp_path, name, seeds, capsys):
 @needs_torch_2_6
 # torch warns once in a process that makes such a tensor.
 @pytest.mark.filterwarnings("ignore:Sparse CS[CR] tensor support:UserWarning")
-@pytest.mark.few(11)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", READERS)
 def test_every_value_is_equal_to_numpy_or_refused_by_name(tmp_path, capsys, name):
     check_many(tmp_path, name, DRAWS, capsys)

@@ -8,7 +8,6 @@ from reader_example import assert_graph, assert_table, convert, refused
 from gids.convert.edges import as_edges
 from gids.convert.source import InEdges
 from gids.store.rows import as_rows
-from gids.write import DatasetWriter, edge_list
 
 N, E = 60, 900
 RNG = np.random.default_rng(21)
@@ -118,8 +117,3 @@ def test_existing_reverse_relation_is_not_replaced(tmp_path, capsys):
     save_arrays(source, **{"edges/paper.rev_writes.author/edge_index": np.zeros((2, 1), int)})
     error = refused(capsys, source, tmp_path / "a.gids", "--reverse-edges")
     assert "cannot add 'paper.rev_writes.author': the source has it already" in error
-
-
-def test_dedup_cannot_keep_edge_ids(tmp_path):
-    with pytest.raises(ValueError, match="give keep_ids=False"), DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_edges(("_N", "_E", "_N"), edge_list(*EDGES, num_src=N, num_dst=N), dedup=True)

@@ -6,7 +6,6 @@ from datasets import save_arrays
 from reader_example import convert, refused
 
 from gids.cli import main
-from gids.convert.edges import _DESTINATIONS, _SOURCES
 from gids.convert.readers import READERS, find_reader
 
 
@@ -16,16 +15,6 @@ def test_list_option_explains_every_reader(capsys):
     out = capsys.readouterr().out
     assert all(f"\n{reader.name}: {reader.summary}\n" in f"\n{out}" for reader in READERS)
     assert len({reader.name for reader in READERS}) == len(READERS)
-
-
-def test_help_names_every_column_that_is_an_end_of_edges(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["convert", "--help-all"])
-    layouts = [" ".join(reader.layout.split()) for reader in READERS if reader.name in ("edges", "parquet")]
-    help_ = " ".join(capsys.readouterr().out.split())
-    for *names, last in (_SOURCES, _DESTINATIONS):
-        assert f"(default: {', '.join(names)} or {last})" in help_
-        assert all(" | ".join([*names, last]) in layout for layout in layouts)
 
 
 def test_reader_is_found_by_content(tmp_path):
@@ -56,10 +45,6 @@ def test_a_file_that_may_be_edges_or_a_table_needs_a_choice(tmp_path, capsys):
     assert "edges.npy may be edges, npy: choose one with --from NAME" in message
     assert convert(tmp_path / "edges.npy", tmp_path / "x.gids", "--from", "npy").table("feat").row_count == 3
     assert convert(tmp_path / "edges.npy", tmp_path / "y.gids", "--from", "edges").num_edges() == 3
-    edges.tofile(tmp_path / "edges.bin")
-    store = convert(tmp_path / "edges.bin", tmp_path / "z.gids")
-    assert (store.num_edges(), len(store.tables)) == (3, 0)
-    assert main(["info", str(tmp_path / "z.gids")]) == 0
 
 
 @pytest.mark.parametrize("kind", ["nodes", "edges"])

@@ -2,17 +2,14 @@
 
 import contextlib
 import csv
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from datasets import save_arrays
 from reader_example import convert, refused, write_csv
 
 import gids
 from gids.cli import main
-from gids.convert import node_ids
 from gids.inference import layerwise
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
@@ -26,6 +23,7 @@ N, E = 300, 1500
 TEXTS = [f"ü{i * 7919 % 100_003}" + "x" * (i % 19) for i in range(N)]
 TEXTS[5], TEXTS[6], TEXTS[7] = "NA", "007", 'a,"b"'
 NUMBERS = (RNG.permutation(10 * N)[:N] * 1_000_003 - (1 << 40)).tolist()
+NUMBERS[11], NUMBERS[12] = -(1 << 63), (1 << 63) - 1
 FEAT = RNG.standard_normal((N, 3), np.float32)
 ENDS = RNG.integers(0, N, (2, E))
 WEIGHT = RNG.standard_normal(E, np.float32)
@@ -163,56 +161,17 @@ def test_edges_name_the_nodes_of_several_types(tmp_path, suffix):
     assert convert(*files, tmp_path / "b.gids").content_crc == store.content_crc
 
 
-def limit_ids(monkeypatch, memory_bytes):
-    """Less memory than --memory may give."""
-    made = partial(node_ids.NodesById, memory_bytes=memory_bytes)
-    monkeypatch.setattr(
-        "gids.convert.readers.tables.NodesById", lambda *a, memory_bytes, **more: made(*a, **more)
-    )
-
-
-@pytest.mark.parametrize("kind", IDS)
-def test_ids_are_joined_in_partitions_if_memory_is_small(tmp_path, capsys, monkeypatch, kind):
-    """The same bytes come out as if all ids were joined at once."""
-    ids = IDS[kind]
-    write_nodes(tmp_path / "s", ids, ".parquet")
-    write_edges(tmp_path / "s", named(ids, ENDS[0]), named(ids, ENDS[1]), ".parquet")
-    crc = convert(tmp_path / "s", tmp_path / "a.gids").content_crc
-    monkeypatch.setattr(node_ids, "_PARTITION_IDS", 20)
-    monkeypatch.setattr(node_ids, "_MERGE_ROWS", 130)
-    largest = []
-    loaded = node_ids.NodesById._loaded
-
-    def counted(self, index):
-        rows, known = loaded(self, index)
-        largest.append(len(rows))
-        return rows, known
-
-    monkeypatch.setattr(node_ids.NodesById, "_loaded", counted)
-    limit_ids(monkeypatch, 40_000)
-    assert convert(tmp_path / "s", tmp_path / "b.gids").content_crc == crc
-    assert len(largest) == 3 * 16  # for the keys, sources and destinations
-    assert sum(largest) == 3 * N
-    assert max(largest) < 50
-    limit_ids(monkeypatch, 1000)
-    error = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
-    assert "the ids of 300 '_N' nodes need more memory: give --memory" in error
-
-
 def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     nodes = write_csv(tmp_path / "s/nodes.csv", id=["a", "b", "c d"], x=[1, 2, 3])
     edges = tmp_path / "s/edges.csv"
-    edges.write_text('\nsrc,dst,note\na,b,"two\nlines"\n\n"c d",a,\nb,zz,\nq,a,\n')
+    edges.write_text('\nsrc,dst,note\na,b,"two\nlines"\n\n"c d",a,\nb,zz,\n')
     error = refused(capsys, tmp_path / "s", tmp_path / "a.gids")
     assert f"{edges}, row 5: 'dst' is 'zz', which no '_N' node has as its id" in error
-    assert "--drop-unknown" in error
     edges.write_text("src,dst\na,b\n,a\n")
     assert "row 3: 'src' is empty, which no" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
     write_csv(nodes, id=[0, 1, 2], x=[1, 2, 3])  # these are node numbers
     write_csv(edges, src=[0, 2, 1], dst=[1, 3, 7])
     assert "row 3: 'dst' is 3, which no '_N' node has" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
-    assert convert(tmp_path / "s", tmp_path / "n.gids", "--drop-unknown").num_edges() == 1
-    assert "dropped 2 of 3 edges" in capsys.readouterr().err
     parts = tmp_path / "p/edges/n.to.n"
     write_parquet(tmp_path / "p/nodes/n.parquet", node_id=[70, 10], x=[1, 2])
     write_parquet(parts / "0.parquet", src=[70, 10], dst=[10, 10])
@@ -222,18 +181,19 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     assert nodes.exists()
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkeypatch, suffix):
-    """Also their features. The other edges get the ids 0, 1, 2, …"""
-    write_nodes(tmp_path / "s", TEXTS[:200], suffix)
-    write_edges(tmp_path / "s", named(TEXTS, ENDS[0]), named(TEXTS, ENDS[1]), suffix)
-    kept = [
-        (TEXTS[s], TEXTS[d], w) for s, d, w in zip(*ENDS.tolist(), WEIGHT, strict=True) if s < 200 and d < 200
-    ]
-    monkeypatch.setattr("gids.convert.readers.tables._BLOCK_ROWS", 64)
-    store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
-    assert f"dropped {E - len(kept)} of {E} edges '_N._E._N', whose ends" in capsys.readouterr().err
-    assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)
+def test_ids_of_one_key_are_different_nodes(tmp_path, capsys, monkeypatch):
+    for module in ("gids.convert.node_ids", "gids.store.ids"):
+        monkeypatch.setattr(f"{module}.text_keys", lambda data, offsets: np.diff(offsets) % 3)
+    nodes = write_nodes(tmp_path / "s", TEXTS[:60])
+    edges = [TEXTS[i] for i in ENDS[0] if i < 60]
+    write_edges(tmp_path / "s", edges, edges[::-1])
+    store = convert(tmp_path / "s", tmp_path / "a.gids")
+    assert_ids(store, "_N", TEXTS[:60])
+    model = {"_N": {id_: node for node, id_ in enumerate(TEXTS[:60])}}
+    assert_edges(store, ("_N", "_E", "_N"), model, list(zip(edges, edges[::-1], WEIGHT, strict=False)))
+    error = refused(capsys, write_nodes(tmp_path, [*TEXTS[:60], TEXTS[9]]), tmp_path / "b.gids")
+    assert f"two '_N' nodes have the id {TEXTS[9]!r}: " in error
+    assert nodes.exists()
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("text", ".csv"), ("numbers", ".parquet")])
@@ -272,9 +232,8 @@ def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
         ("--id-column: '_N' nodes have no column 'name'; they have 'id', 'node_id', 'x'", "--id-column=name"),
         ("exactly one must be named src", chosen),
         ("exactly one must be named 'x'; or choose columns with --src-column", chosen, "--src-column=x"),
-        ("no table of nodes is called 'paper'; there is '_N'; --id-column doi is", "--id-column=paper=doi"),
-        ("no relation is called 'b'; there is '_N._E._N'; --src-column c", chosen, "--src-column=b=c"),
-        ("--dst-column b=c: no relation is called 'b'", chosen, "--dst-column=b=c"),
+        ("--id-column paper=doi: there is no 'paper', only '_N'", "--id-column=paper=doi"),
+        ("--src-column b=c: there is no 'b', only '_N._E._N'", chosen, "--src-column=b=c"),
     ):
         assert message in refused(capsys, *command, *arguments)
     store = convert(*command, chosen, "--src-column", "who")
@@ -321,11 +280,10 @@ def test_positions_in_any_order_and_all_kinds_of_text_are_ids(tmp_path):
     store = convert(tmp_path / "t", tmp_path / "b.gids")
     assert store.ids()[:] == ["", "b", "ü"]
     assert store.graph().indices.tolist() == [2, 0]
-    for kind in (np.int8, np.float32):  # node numbers, which are not stored
-        write_parquet(tmp_path / "u/nodes.parquet", id=np.arange(3, dtype=kind), x=[1, 2, 3])
-        store = convert(tmp_path / "u/nodes.parquet", tmp_path / f"{kind.__name__}.gids")
-        assert "id" not in store.manifest.nodes[0].arrays
-        assert store.ids()[1:].tolist() == [1, 2]
+    write_parquet(tmp_path / "u/nodes.parquet", id=np.arange(3, dtype=np.int8), x=[1, 2, 3])
+    store = convert(tmp_path / "u/nodes.parquet", tmp_path / "c.gids")  # node numbers, which are not stored
+    assert "id" not in store.manifest.nodes[0].arrays
+    assert store.ids()[1:].tolist() == [1, 2]
 
 
 def test_columns_of_a_csv_file(tmp_path, capsys):
@@ -338,8 +296,7 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     )
     store = convert(table, tmp_path / "a.gids")
     error = capsys.readouterr().err
-    assert f"left out column 'text': 'v0' is no number ({table}, row 2)" in error
-    assert "left out column '(unnamed) 1': of type null" in error
+    assert f"left out columns of '_N': 'text', '(unnamed) 1': 'v0' is no number ({table}, row 2)" in error
     values = {name: t.read_rows(range(9)) for name, t in store.tables.items()}
     assert sorted(values) == ["_N.gap", "_N.n", "_N.x"]
     assert values["_N.n"].dtype == torch.int64
@@ -510,15 +467,8 @@ def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):
     (tmp_path / "none").mkdir()
     for message, *arguments in (
         ("with a table of nodes that has these ids: gids convert nodes.csv cites.csv DST", edges, target),
-        ("give all paths before the options", nodes, edges, "--id-column", "id", target),
-        ("several SRC has no effect: ", nodes, edges, target, "--from", "ogb"),
         ("no such file or directory: ", nodes, tmp_path / "none.csv", target),
         ("are both the table 'nodes': rename one", nodes, nodes, target),
-        (
-            f"nodes.csv and {tmp_path}/s/nodes.parquet are both the table 'nodes': keep",
-            tmp_path / "s",
-            target,
-        ),
         ("is no table: give .parquet", nodes, tmp_path / "none", target),
         ("cites.csv: the name of a relation must be SOURCE.RELATION.DEST", nodes, edges, more, target),
     ):
@@ -545,16 +495,10 @@ def test_tables_without_rows(tmp_path):
     ("table", "others"),
     [
         ("nodes.csv", ["feat.npy", "train_idx.npy"]),
-        ("nodes.parquet", ["label.npy"]),
-        ("nodes/paper.csv", ["nodes/author/feat.npy"]),
         ("nodes/paper.csv", ["nodes.csv"]),
         ("nodes.csv", ["edges/_N.cites._N.csv"]),
         ("edges.parquet", ["feat.npy"]),
-        (
-            "edges.csv",
-            ["nodes/paper/feat.npy"],
-        ),  # read with the arrays beside it: there are no tables of nodes
-        ("edges.csv", ["edges/_N._E._N/w.npy", "nodes/paper/feat.bin"]),
+        ("edges.csv", ["edges/_N._E._N/w.npy", "nodes/paper/feat.npy"]),
     ],
 )
 def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys, table, others):
@@ -579,16 +523,6 @@ def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys
     convert(source, tmp_path / "a.gids")
 
 
-def test_files_beside_the_folders_of_types_are_reported(tmp_path, capsys):
-    save_arrays(tmp_path / "s/nodes/a", feat=np.zeros((2, 3)))
-    write_csv(tmp_path / "s/edges/a.to.a.csv", src=[0], dst=[1])
-    assert convert(tmp_path / "s", tmp_path / "a.gids").relations == []
-    assert f"left out 'a.to.a.csv' of {tmp_path}/s/edges: not .npy" in capsys.readouterr().err
-    save_arrays(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
-    save_arrays(tmp_path / "t", feat=np.zeros((2, 3)))
-    assert "the number of 'a' nodes is unknown" in refused(capsys, tmp_path / "t", tmp_path / "b.gids")
-
-
 @pytest.mark.parametrize("end", ["007", "0x10", "", "1.0"])
 def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     source = tmp_path / "s"
@@ -596,22 +530,15 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     (source / "edges.csv").write_text(f"src,dst,w\n3,2,5\n{end},1,6\n4,9,7\n")
     error = refused(capsys, source, tmp_path / "a.gids")
     assert f"row 3: 'src' is {repr(end) if end else 'empty'}, which no '_N' node has as its id" in error
-    store = convert(source, tmp_path / "a.gids", "--drop-unknown")
-    error = capsys.readouterr().err
-    assert "dropped 1 of 3 edges" in error
-    assert store.graph().indices.tolist() == [3, 4]
-    assert store.table("_N._E._N.w").read_rows([0, 1]).tolist() == [5, 7]
     (source / "edges.csv").unlink()
     write_parquet(source / "edges.parquet", src=[3, None, 4], dst=[2, 1, 9])
     assert "row 1 (the first is 0): 'src' is empty" in refused(capsys, source, tmp_path / "b.gids")
-    store = convert(source, tmp_path / "b.gids", "--drop-unknown")
-    assert store.graph().indices.tolist() == [3, 4]
 
 
 def test_verify_takes_the_options_of_tables(tmp_path, capsys):
     nodes = write_csv(tmp_path / "nodes.csv", doi=["d0", "d1"], x=[0, 1])
-    edges = write_csv(tmp_path / "edges.csv", a=["d0", "zz"], dst=["d1", "d1"], w=[1, 2])
-    options = ["--id-column", "doi", "--src-column", "a", "--drop-unknown"]
+    edges = write_csv(tmp_path / "edges.csv", a=["d0", "d0"], dst=["d0", "d0"], w=[1, 2])
+    options = ["--id-column", "doi", "--src-column", "a"]
     path = str(convert(nodes, edges, tmp_path / "a.gids", *options).path)
     against = ["verify", path, "--against", str(nodes), "--against", str(edges)]
     assert main([*against, *options]) == 0
@@ -630,11 +557,3 @@ def test_an_empty_line_of_one_column_is_an_empty_field(tmp_path, capsys):
     (folder / "nodes.csv").write_text("id\na\n\nb\n")
     write_edges(folder, ["a"], ["b"])
     assert "nodes.csv, row 3: the node has no id" in refused(capsys, folder, tmp_path / "b.gids")
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_the_least_id_is_a_number(tmp_path, suffix):
-    least = -(1 << 63)
-    write_nodes(tmp_path / "s", [5, least, 7], suffix)
-    write_edges(tmp_path / "s", [5, least], [least, 7], suffix)
-    assert convert(tmp_path / "s", tmp_path / "a.gids").ids()[torch.arange(3)].tolist() == [5, least, 7]

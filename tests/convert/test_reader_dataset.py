@@ -140,15 +140,6 @@ def test_scales_of_another_writer_are_refused_if_a_value_would_change(tmp_path, 
     assert same_bits(old.read_rows([0]), new.read_rows([0]))
 
 
-def test_a_dataset_of_labels_alone_is_converted(tmp_path):
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_labels("_N", np.arange(50) % 3)
-        writer.write_split("_N", "train", np.arange(9))
-    convert(tmp_path / "a.gids", tmp_path / "b.gids")
-    assert_equal(FeatureStore(tmp_path / "a.gids"), FeatureStore(tmp_path / "b.gids"))
-    assert FeatureStore(tmp_path / "b.gids").split("train").tolist() == list(range(9))
-
-
 def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(full, tmp_path, capsys):
     with DatasetWriter(tmp_path / "old.gids") as writer:
         writer.write_table("node", "_N", "x", torch.rand(NODES, 2))

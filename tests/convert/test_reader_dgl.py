@@ -8,7 +8,6 @@ import pytest
 import torch
 from reader_example import assert_dataset, convert, refused, truncate
 
-pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(13)
 EDGES = RNG.integers(0, 40, (2, 200))
 FEAT = RNG.standard_normal((40, 6), np.float32)
@@ -43,6 +42,7 @@ def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
     assert "left out 'whole': a label of the whole graph" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_heterogeneous_graph(tmp_path, dgl):
     writes = RNG.integers(0, 20, (2, 60))
     relations = {("author", "writes", "paper"): writes, ("paper", "cites", "paper"): EDGES}
@@ -65,6 +65,7 @@ def test_heterogeneous_graph(tmp_path, dgl):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["coo", "csr"])
 def test_a_graph_that_has_no_csc_format_is_converted(tmp_path, dgl, kept):
     graph = dgl.graph((EDGES[0], EDGES[1]), num_nodes=40).formats(kept)
@@ -77,12 +78,14 @@ def test_a_graph_that_has_no_csc_format_is_converted(tmp_path, dgl, kept):
     assert np.array_equal(EDGES[:, stored.edge_ids], [stored.indices, destinations])
 
 
+@pytest.mark.slow
 def test_several_graphs_are_refused(tmp_path, dgl, capsys):
     dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
     message = refused(capsys, tmp_path / "g.dgl", tmp_path / "g.gids")
     assert "holds 2 graphs; save one graph per file" in message
 
 
+@pytest.mark.slow
 def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     save(dgl, tmp_path / "g.bin")
     truncate(tmp_path / "g.bin")
@@ -94,14 +97,3 @@ def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     np.save(tmp_path / "x.npy", FEAT)
     error = refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids", "--from", "dgl")
     assert "is not a file of dgl.save_graphs" in error
-
-
-def test_error_without_dgl_names_the_file(tmp_path, dgl, capsys, monkeypatch):
-    save(dgl, tmp_path / "g.bin")
-
-    def no_dgl():
-        raise ImportError("no module named dgl")
-
-    monkeypatch.setattr("gids.convert.readers.dgl_graph.import_dgl", no_dgl)
-    error = refused(capsys, tmp_path / "g.bin", tmp_path / "g.gids")
-    assert "g.bin is a DGL graph file: install DGL to read it (no module named dgl)" in error

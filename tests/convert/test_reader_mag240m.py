@@ -57,12 +57,6 @@ def test_new_name_of_the_test_split(tmp_path):
     }
 
 
-def test_split_without_nodes(tmp_path):
-    write(tmp_path / "m")
-    torch.save({**SPLIT, "test": np.empty(0, np.int64)}, tmp_path / "m/split_dict.pt")
-    assert len(convert(tmp_path / "m", tmp_path / "m.gids").splits["paper"]["test"]) == 0
-
-
 def cites(edge_index):
     return lambda root: save_arrays(root / "processed/paper___cites___paper", edge_index=edge_index)
 

@@ -88,14 +88,6 @@ def test_options_that_change_the_graph_keep_times_with_their_edges(tmp_path: Pat
     assert np.array_equal(reverse.dst_times, np.arange(20) % 4)  # type: ignore[arg-type]
 
 
-def test_reverse_edges_of_equal_times_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    items, users, times = np.array([2, 1, 0]), np.zeros(3, np.int64), np.ones(3, np.int64)
-    with DatasetWriter(tmp_path / "g.gids") as writer:
-        writer.write_edges(LIKES, edge_list(users, items, num_src=1, num_dst=3), times=times)
-    store = convert(tmp_path / "g.gids", tmp_path / "both.gids", "--reverse-edges")
-    assert_sorted(store, REVERSE, items, users, times)
-
-
 def test_times_are_left_out_and_conflicts_are_refused(tmp_path: Path, capsys: Any) -> None:
     data = data_of(time=torch.arange(300) % 5)
     torch.save(data, tmp_path / "g.pt")

@@ -59,13 +59,9 @@ _MEANING = {
 
 
 def directory_arrays(
-    folder: Path,
-    scratch: Path,
-    dtype: str | None = None,
-    shape: tuple[int, ...] | None = None,
-    leave_out: Container[Path] = (),
+    folder: Path, scratch: Path, leave_out: Container[Path] = ()
 ) -> Iterator[tuple[str, SourceArray]]:
-    """(name, array) of each .npy, .npz member and .bin in a directory, by file name."""
+    """(name, array) of each .npy file and .npz member in a directory, by file name."""
     for path in sorted(p for p in folder.iterdir() if p not in leave_out):
         if path.suffix == ".npy":
             yield path.stem, open_npy(path)
@@ -78,10 +74,8 @@ def directory_arrays(
                     )
                 members = as_sparse_parts(path, members, path.stem)
             yield from members.items()
-        elif path.suffix == ".bin":
-            yield path.stem, SourceArray(open_raw(path, dtype, shape))
         elif path.is_file():
-            why = "not .npy, .npz or .bin; an edge list is called edges.csv, .tsv or .txt"
+            why = "not .npy or .npz; an edge list is called edges.csv, .tsv or .txt"
             if path.suffix == ".parquet":
                 why = "call the tables nodes.parquet and edges.parquet"
             yield path.name, SourceArray(None, why=why)
@@ -254,12 +248,9 @@ def _single(array: SourceArray, path: Path, table: str) -> Source:
 
 def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
-    if choices.shape is not None and not any(path.rglob("*.bin")):
-        raise FormatError(f"--shape is for raw binary, but {path} has no .bin file")
 
     def arrays(folder: Path) -> NamedArrays:
-        named = directory_arrays(folder, scratch, choices.dtype, choices.shape)
-        return NamedArrays(str(folder), named, source)
+        return NamedArrays(str(folder), directory_arrays(folder, scratch), source)
 
     nodes, edges = path / "nodes", path / "edges"
     if not nodes.is_dir() and not folders_in(edges):
@@ -283,8 +274,7 @@ def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
 NPY = Reader(
     "npy",
     "one array in a .npy file",
-    "One row per node; --table [TYPE.]KEY is its name (default: feat of node type _N). C or Fortran order,\n"
-    "either byte order.",
+    "One row per node; --table [TYPE.]KEY is its name (default: feat of node type _N). C or Fortran order.",
     is_npy,
     _read_npy,
     takes=("--table",),
@@ -299,13 +289,13 @@ NPZ = Reader(
 )
 DIRECTORY = Reader(
     "directory",
-    "a directory of .npy, .npz and .bin files",
+    "a directory of .npy and .npz files",
     "Files by name, for a graph of one type:\n" + _NAMES + "\n"
     "Several types: such files in nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/. Write %2E for a dot\n"
     "in a name.",
     Path.is_dir,
     _read_directory,
-    takes=("--shape", "--skip"),
+    takes=("--skip",),
 )
 RAW = Reader(
     "raw",
@@ -313,6 +303,5 @@ RAW = Reader(
     "--dtype float32 --shape ROWS,DIM (-1: as many as the file has); --table is its name.",
     Path.is_file,
     _read_raw,
-    is_raw=lambda _: True,
     takes=("--table", "--shape"),
 )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gids import _core
 from gids.convert.source import (
     Choices,
     InEdges,
@@ -29,7 +27,7 @@ from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
 from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks, check_ids, file_crc32c
-from gids.store.table import Table, positions_of
+from gids.store.table import Table
 from gids.write.workplace import is_dataset
 
 _BLOCK_BYTES = 8 << 20
@@ -112,10 +110,15 @@ def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
     magnitude with that scale. Other scales, such as those below 2^-126, are refused if a value would change.
     """
     table = store.tables[entry.name]
-    stored = _StoredRows(table, entry, store)
+    if table.order is not None:
+        _check_pages(table)
 
     def fill(start: int, out: torch.Tensor) -> None:
-        out.copy_(table.decode(stored.read(start, len(out))))
+        if table.order is not None:
+            out.copy_(table.decode(table.read_stored(np.arange(start, start + len(out)))))
+            return
+        with table.open_pages(check_crc=True) as reader:
+            out.copy_(table.decode(reader.rows(start, len(out))))
 
     return TableSource(
         table.type,
@@ -125,40 +128,12 @@ def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
     )
 
 
-class _StoredRows:
-    """The rows of a table by id, as they are on disk. Compares every page that it reads with its checksum."""
-
-    def __init__(self, table: Table, entry: TableEntry, store: FeatureStore) -> None:
-        self._table, self._layout = table, entry.geometry
-        # A table whose rows are the pages, to gather these in any order.
-        size, count = entry.page_bytes, entry.geometry.page_count
-        pages = replace(entry, shape=(size,), dtype="uint8", row_count=count, scale=None, order=None)
-        self._pages = Table(pages, store.locate, store.name)
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Rows start … start + count: uint8[count, row_bytes]. Raises StorageError for a damaged page."""
-        table, layout, order = self._table, self._layout, self._table.order
-        if order is None:
-            with table.open_pages(check_crc=True) as reader:
-                return reader.rows(start, count)
-        sums = table.checksums()
-        out = np.empty((count, layout.row_bytes), np.uint8)
-        step = max(1, _BLOCK_BYTES // layout.page_bytes)
-        for first in range(0, count, step):
-            part = out[first : first + step]
-            ids = np.arange(start + first, start + first + len(part))
-            wanted, slots = np.divmod(positions_of(ids, order), layout.rows_per_page)
-            numbers, index = np.unique(wanted, return_inverse=True)
-            pages = self._pages.read_stored(numbers)
-            wrong = np.flatnonzero(_core.crc32c(pages) != sums[numbers])
-            if len(wrong):
-                page = int(numbers[wrong[0]])
-                shard, offset = layout.page_location(page)
-                what = f"page {page} of {table.name!r} fails its CRC32C: see `gids verify`"
-                raise StorageError(errno.EBADMSG, what, table.shards[shard], int(offset))
-            rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
-            part[:] = rows[index * layout.rows_per_page + slots]
-        return out
+def _check_pages(table: Table) -> None:
+    """Raise StorageError for a damaged page: rows in another order are gathered without checksums."""
+    step = max(1, _BLOCK_BYTES // table.page_bytes)
+    with table.open_pages(check_crc=True) as reader:
+        for first in range(0, table.page_count, step):
+            reader.pages(first, step)
 
 
 def _files(path: Path) -> list[Path]:

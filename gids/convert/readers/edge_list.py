@@ -1,4 +1,4 @@
-"""Reads edge lists: pairs of node ids in a text, .npy or raw file, alone or with arrays of nodes."""
+"""Reads edge lists: pairs of node ids in a text or .npy file, alone or with arrays of nodes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from gids.convert.array_files import is_npy, open_numbers, open_raw
+from gids.convert.array_files import is_npy, open_numbers
 from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, have_ends, is_edge_array
 from gids.convert.readers.arrays import NamedArrays, directory_arrays
 from gids.convert.readers.tables import has_node_tables, is_node_csv, refuse_unused
 from gids.convert.source import Choices, Reader, Source, described
-from gids.convert.stream_rows import derived
 from gids.convert.text_table import TextTable, list_layout
 from gids.errors import FormatError
-from gids.store.dtypes import equal_values, is_whole
 from gids.store.names import NODE, RELATION
 from gids.store.rows import ColumnRows, FileRows, Rows
 from gids.write.edges import EdgeSource, edge_list
@@ -30,15 +26,11 @@ def _is_text(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(_TEXT) and path.is_file()
 
 
-def _is_raw(path: Path) -> bool:
-    return path.is_file() and not _is_text(path) and not is_npy(path)
-
-
 def _edge_file(path: Path) -> Path | None:
     """The file itself, or the only one called edges.* in a directory."""
     if path.is_file():
         return path
-    files = [p for p in path.glob("edges.*") if _is_text(p) or p.suffix in (".npy", ".bin")]
+    files = [p for p in path.glob("edges.*") if _is_text(p) or p.suffix == ".npy"]
     return files[0] if len(files) == 1 else None
 
 
@@ -49,15 +41,13 @@ def _recognises(path: Path) -> bool:
     if is_npy(path):  # if its shape is that of edges, --from must choose, as it may be a table
         with contextlib.suppress(FormatError):
             return is_edge_array(open_numbers(path))
-    return (_is_text(path) and not is_node_csv(path)) or path.name == "edges.bin"
+    return _is_text(path) and not is_node_csv(path)
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     file = _edge_file(path)
     if file is None:
-        raise FormatError(f"{path} must have one file edges.csv, .tsv, .txt, .npy or .bin")
-    if choices.shape is not None and not _is_raw(file):
-        raise FormatError(f"--shape is for raw binary, and {file.name} has its own shape")
+        raise FormatError(f"{path} must have one file edges.csv, .tsv, .txt or .npy")
     source = Source(skip=choices.skip)
     if path.is_dir():
         cure = "put arrays of nodes beside it, or edges into edges/SOURCE.RELATION.DESTINATION/edge_index.npy"
@@ -71,28 +61,22 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         ends = _text_edges(file, scratch, source)
         make: Callable[..., EdgeSource] = partial(edge_list, *ends)
     else:
-        ends, make = _array_edges(file, choices, source)
+        ends, make = _array_edges(file, source)
     count_by_edges(source, ((NODE, end) for end in ends), "; --num-nodes sets another number")
     source.graphs[RELATION] = make(**source.ends(RELATION))
     return source
 
 
-def _array_edges(
-    file: Path, choices: Choices, source: Source
-) -> tuple[list[Rows], Callable[..., EdgeSource]]:
-    """The ids in a .npy or raw file, in the order of the file, and the function that makes edges of them."""
-    if is_npy(file):
-        rows = open_numbers(file)
-    else:
-        rows = open_raw(file, choices.dtype or "int64", choices.shape or (-1, 2))
-    are_pairs = _is_raw(file) and choices.shape is None
-    if rows.shape == (2, 2) and not are_pairs:
+def _array_edges(file: Path, source: Source) -> tuple[list[Rows], Callable[..., EdgeSource]]:
+    """The ids in a .npy file, in the order of the file, and the function that makes edges of them."""
+    rows = open_numbers(file)
+    if rows.shape == (2, 2):
         source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): its first row is the sources")
     if not is_edge_array(rows):
         raise FormatError(
             f"{file} is {described(rows)}; edges must be whole numbers of shape (2, E) or (E, 2)"
         )
-    make = edge_pairs if are_pairs or rows.shape[0] != 2 else edge_rows
+    make = edge_rows if rows.shape[0] == 2 else edge_pairs
     elements = rows.elements if isinstance(rows, ColumnRows) else rows
     assert isinstance(elements, FileRows)
     return [elements.reshaped((math.prod(rows.shape),))], partial(make, rows, str(file))
@@ -115,8 +99,9 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
             f"{file} has {count} columns; edges must have 2, or 3 with weights, or names in the first line"
         )
     table = TextTable([file], [layout], scratch)
-    for end in ends:
-        if why := table.text_at.get(str(end)):
+    for end in map(str, ends):
+        if table.types[end] != "int64":
+            why = table.text_at.get(end, f"{file} has ids that are not whole numbers")
             raise FormatError(
                 f"{why}; if the ends of edges are ids, convert them together with a table of nodes that has "
                 f"these ids: gids convert nodes.csv {file.name} DST"
@@ -131,36 +116,22 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
             )
         else:
             source.add_edge_table(RELATION, name, table.rows([column]))
-    return [_whole(table.rows([str(end)]), file) for end in ends]
-
-
-def _whole(ids: Rows, file: Path) -> Rows:
-    """Ids in a column of floating numbers as int64. Reading them raises FormatError for a fraction."""
-
-    def whole(block: torch.Tensor, first: int) -> torch.Tensor:
-        numbers = block.to(torch.int64)
-        if not bool(equal_values(numbers, block).all()):
-            raise FormatError(f"{file} has ids with fractions near edge {first}: use whole numbers")
-        return numbers
-
-    return ids if is_whole(ids.dtype) else derived(ids, whole, torch.int64)
+    return [table.rows([str(end)]) for end in ends]
 
 
 _LAYOUT = """\
 Text needs pyarrow. Pairs of ids, source first, separated by one tab, comma, semicolon or blank, after lines
 of comments (# or %); gzipped (.gz) too; a third column is table weight of edges. With a line of names:
 src | source | src_id | u | from, dst | destination | target | dst_id | v | to; the rest are tables of
-edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs of --dtype int64 (default) or int32.
-Number of nodes: --num-nodes, or the largest id plus 1. A .npy file of that shape may also be a table: choose
---from edges or --from npy. SRC may be a directory with edges.csv (.tsv, .txt, .npy, .bin) and arrays of
-nodes as in `directory`."""
+edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Number of nodes: --num-nodes, or the largest id
+plus 1. A .npy file of that shape may also be a table: choose --from edges or --from npy. SRC may be a
+directory with edges.csv (.tsv, .txt, .npy) and arrays of nodes as in `directory`."""
 
 READER = Reader(
     "edges",
-    "an edge list: a .csv, .tsv or .txt file (.gz too), --from edges for .npy or raw pairs",
+    "an edge list: a .csv, .tsv or .txt file (.gz too), --from edges for .npy",
     _LAYOUT,
     _recognises,
     _read,
-    is_raw=_is_raw,
-    takes=("--num-nodes", "--shape", "--skip"),
+    takes=("--num-nodes", "--skip"),
 )

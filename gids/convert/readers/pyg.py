@@ -20,7 +20,7 @@ from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import Rows
-from gids.write.edges import edge_list, out_edges
+from gids.write.edges import edge_list
 
 # PyG recognises these by name, and all others by size.
 _OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
@@ -115,19 +115,19 @@ def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapp
 def _edge_count(tensors: Mapping[str, torch.Tensor]) -> int | None:
     if "edge_index" in tensors and tensors["edge_index"].dim() == 2:
         return tensors["edge_index"].shape[1]
-    return next((_matrix_values(tensors[key]).shape[0] for key in _matrices(tensors)), None)
+    matrix = _matrix(tensors)
+    return None if matrix is None or matrix.layout == torch.strided else _matrix_values(matrix).shape[0]
 
 
-def _matrices(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """The adjacency matrices of a store: sparse, or dense without another graph."""
-    matrices = [key for key in ("adj_t", "adj") if key in tensors]
-    return [k for k in matrices if "edge_index" not in tensors or tensors[k].layout != torch.strided]
+def _matrix(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """adj_t, if it is a graph: a sparse tensor, or any without another graph."""
+    matrix = tensors.get("adj_t")
+    is_graph = matrix is not None and ("edge_index" not in tensors or matrix.layout != torch.strided)
+    return matrix if is_graph else None
 
 
 def _matrix_values(matrix: torch.Tensor) -> torch.Tensor:
-    """One value per edge; none for a dense matrix."""
-    if matrix.layout == torch.strided:
-        return matrix[:0]
+    """One value per edge."""
     return matrix._values() if matrix.layout == torch.sparse_coo else matrix.values()
 
 
@@ -139,25 +139,16 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
     named = [k for k in tensors if k in _OF_NODES] + [k for k in tensors if "node" in k]
     if named:
         return len(tensors[named[0]])
-    for key, of_sources in (("adj", 0), ("adj_t", 1)):
-        if key in tensors and tensors[key].dim() >= 2:
-            return tensors[key].shape[of_sources]
+    if "adj_t" in tensors and tensors["adj_t"].dim() >= 2:
+        return tensors["adj_t"].shape[1]
     if (edges := tensors.get("edge_index")) is None or edges.dim() != 2 or len(edges) != 2:
         return None
     return max(1 + largest_id(mapped_rows(row, path)) for row in edges)
 
 
 def _links(tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """Names of pairs to predict, which RandomLinkSplit adds: K_index of shape (2, n), and K, the labels."""
-    links = set()
-    for key, pairs in tensors.items():
-        name = key.removesuffix("_index")
-        if name == key or key == "edge_index" or pairs.dim() != 2 or len(pairs) != 2:
-            continue
-        labelled = name in tensors and tensors[name].shape[:1] == pairs.shape[1:]
-        if labelled or "edge" in name:
-            links |= {key, name} if labelled else {key}
-    return links
+    """Names of pairs to predict and their labels, such as RandomLinkSplit adds."""
+    return {k for k in tensors if k != "edge_index" and (k.endswith("edge_index") or "edge_label" in k)}
 
 
 class _Graph:
@@ -186,8 +177,8 @@ class _Graph:
         """Set the numbers of nodes that only the edges give, as PyG does."""
         relations = {key: _tensors(store) for key, store in stores.items() if not isinstance(key, str)}
         for relation, tensors in relations.items():
-            for key in _matrices(tensors):
-                self._count_matrix(relation, key, tensors[key])
+            if (matrix := _matrix(tensors)) is not None:
+                self._count_matrix(relation, matrix)
         ends = (
             (ntype, mapped_rows(row, self._path))
             for relation, tensors in relations.items()
@@ -198,30 +189,24 @@ class _Graph:
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
         tensors = _tensors(store)
-        links, count, matrices = _links(tensors), _edge_count(tensors), _matrices(tensors)
-        graphs = [key for key in ("edge_index", *matrices) if key in tensors]
-        if len(graphs) > 1:
+        links, count, matrix = _links(tensors), _edge_count(tensors), _matrix(tensors)
+        is_listed = "edge_index" in tensors
+        if (is_listed and matrix is not None) or ("adj" in tensors and not is_listed and matrix is None):
             raise FormatError(
-                f"{describe_type(relation)} has the graphs {' and '.join(graphs)}: leave one out with "
-                f"--skip {graphs[-1]}"
+                f"{describe_type(relation)} must have one graph, edge_index or adj_t; leave others out with "
+                "--skip, and save adj.t() as adj_t"
             )
         for key, values in store.items():
             if key in links:
                 why = f"a dataset has no pairs to predict; load them from {self._path}"
                 self.source.leave_out(f"{key!r} of {relation!r}", why)
-            elif key in matrices:
-                self._add_matrix(relation, key, values)
+            elif matrix is not None and values is matrix:
+                self._add_matrix(relation, matrix)
             elif (rows := self._rows(key, relation, values)) is None:
                 continue
             elif key == "edge_index":
                 ends = self.source.ends(relation)
                 self.source.graphs[relation] = edge_rows(rows, f"edge_index of {relation}", **ends)
-            elif "adj_t" in matrices and store["adj_t"].layout == torch.sparse_csc:
-                raise FormatError(
-                    f"{key!r} of {describe_type(relation)} has an unknown order: PyG sorts it as the entries "
-                    "of adj_t in CSR form, but adj_t is in CSC form; save adj_t.to_sparse_csr(), or give "
-                    f"--skip {key}"
-                )
             elif count is not None and rows.shape[0] != count:
                 raise FormatError(
                     f"relation {describe_type(relation)} has {count} edges, but its table {key!r} has "
@@ -230,41 +215,30 @@ class _Graph:
             else:
                 self.source.add_edge_table(relation, key, rows)
 
-    def _count_matrix(self, relation: Relation, key: str, matrix: torch.Tensor) -> None:
+    def _count_matrix(self, relation: Relation, matrix: torch.Tensor) -> None:
         """Set the numbers of nodes. Raises FormatError for a matrix of another layout, and several in one."""
         dims = matrix.dim() - (0 if matrix.layout == torch.strided else matrix.dense_dim())
-        if matrix.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc) or dims != 2:
+        what = f"'adj_t' of {describe_type(relation)}"
+        if matrix.layout not in (torch.sparse_coo, torch.sparse_csr) or dims != 2:
             raise FormatError(
-                f"{key!r} of {describe_type(relation)} is a {dims}-dimensional {_describe(matrix)}; save one "
-                f"matrix as {key}.to_sparse_csr(), or give --skip {key}"
+                f"{what} is a {dims}-dimensional {_describe(matrix)}; save edge_index or "
+                "adj_t.to_sparse_csr() of one graph, or give --skip adj_t"
             )
-        what = f"{key!r} of {describe_type(relation)}"
-        ntypes = relation[::2] if key == "adj" else relation[::-2]
-        for ntype, count in zip(ntypes, matrix.shape, strict=False):
-            self.source.add_nodes(ntype, count, what, skip=key)
+        for ntype, count in zip(relation[::-2], matrix.shape, strict=False):
+            self.source.add_nodes(ntype, count, what, skip="adj_t")
 
-    def _add_matrix(self, relation: Relation, key: str, matrix: torch.Tensor) -> None:
-        """Add the edges of an adjacency matrix, and its values as table `weight`.
+    def _add_matrix(self, relation: Relation, matrix: torch.Tensor) -> None:
+        """Add the edges of adj_t, whose row v lists the sources of v, and its values as table `weight`.
 
-        Row u of adj lists the destinations of u, row v of adj_t the sources of v. The id of an edge is the
-        position of its entry.
+        The id of an edge is the position of its entry.
         """
         source = self.source
-        num_src, num_dst = source.ends(relation).values()
         rows = partial(mapped_rows, path=self._path)
         if matrix.layout == torch.sparse_coo:
-            lines, columns = (rows(positions) for positions in matrix._indices())
-            pair = (columns, lines) if key == "adj_t" else (lines, columns)
-            source.graphs[relation] = edge_list(*pair, num_src=num_src, num_dst=num_dst)
+            destinations, sources = (rows(positions) for positions in matrix._indices())
+            source.graphs[relation] = edge_list(sources, destinations, **source.ends(relation))
         else:
-            by_row = matrix.layout == torch.sparse_csr
-            pointers = rows(matrix.crow_indices() if by_row else matrix.ccol_indices())
-            others = rows(matrix.col_indices() if by_row else matrix.row_indices())
-            source.graphs[relation] = (
-                InEdges(pointers, others, None)
-                if by_row == (key == "adj_t")
-                else out_edges(pointers, others, num_dst=num_dst)
-            )
+            source.graphs[relation] = InEdges(rows(matrix.crow_indices()), rows(matrix.col_indices()), None)
         add_weights(source, relation, rows(_matrix_values(matrix)))
 
     def _rows(self, key: str, where: str | Relation, values: Any) -> Rows | None:
@@ -282,12 +256,12 @@ def _describe(values: Any) -> str:
 
 _LAYOUT = """\
 Needs torch 2.6 or newer (older: to_dict() only), not torch_geometric. y: labels; train_mask, val_mask,
-test_mask: splits; x and any other attribute with a row per node: tables; edge_index, or adj_t or
-adj as a sparse tensor (COO, CSR, CSC): the graph, with values other than 1 as table weight of edges;
-other attributes with a row per edge: tables of edges; time: a table, and the times of nodes or edges. If
-there are as many nodes as edges, "edge" in a name means edges. Leaves out edge_label_index and edge_label
-(pairs to predict). Never runs pickled code: objects of other classes (torch_sparse.SparseTensor,
-transforms, ...) raise an error; save data.to_dict() without them."""
+test_mask: splits; x and any other attribute with a row per node: tables; edge_index, or adj_t as a
+sparse tensor (COO, CSR): the graph, with values other than 1 as table weight of edges; other attributes
+with a row per edge: tables of edges; time: a table, and the times of nodes or edges. If there are as many
+nodes as edges, "edge" in a name means edges. Leaves out edge_label_index and edge_label (pairs to predict).
+Never runs pickled code: objects of other classes (torch_sparse.SparseTensor, transforms, ...) raise an
+error; save data.to_dict() without them."""
 
 READER = Reader(
     "pyg",

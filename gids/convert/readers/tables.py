@@ -7,13 +7,11 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
@@ -34,20 +32,23 @@ from gids.convert.text_table import CSV_SUFFIXES, TextTable, is_csv, table_layou
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, describe_type
-from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
+from gids.store.rows import Rows, blocks
 from gids.write.edges import edge_list
 
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 _TABLE_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES)
-_DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz", ".bin")
+_DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz")
 _NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
 _IDS = ("id", "node_id", "nid")
-_BLOCK_ROWS = 1 << 20
 _MOST_NAMES = 8  # of columns in a warning
-_TO_REMIND = (*LABELS, *MASKS, "split")
+_CURES = {
+    **dict.fromkeys(LABELS, "give labels as whole numbers, -1 for none"),
+    **dict.fromkeys(
+        (*MASKS, "split"), "give columns train_mask, val_mask and test_mask of 1 and 0, or of True and False"
+    ),
+}
 Tables = dict[str, list[Path]]
 """The files of each table, by name."""
-_MASKS = "columns train_mask, val_mask and test_mask of 1 and 0, or of True and False"
 
 # Files
 
@@ -198,29 +199,19 @@ def _open(files: Sequence[Path], texts: Collection[str], scratch: Path) -> Arrow
     return ArrowTable(files)
 
 
-def _checked(choices: Choices, ntypes: Collection[str], relations: Collection[Relation]) -> Choices:
-    """The choices with whole names of relations; a relation's own name is enough if no other has it.
-
-    Raises FormatError if an option names a node type or relation that the source does not have.
-    """
-    counts = Counter(name for _, name, _ in relations)
-    whole = {r[1]: ".".join(r) for r in relations if counts[r[1]] == 1}
-    src, dst = (
-        {whole.get(name, name): column for name, column in columns.items()}
-        for columns in (choices.src_column, choices.dst_column)
-    )
+def _check(choices: Choices, ntypes: Collection[str], relations: Collection[Relation]) -> None:
+    """Raise FormatError if an option names a node type or relation that the source does not have."""
     known_relations = [".".join(relation) for relation in relations]
-    for option, columns, what, known in (
-        ("--id-column", choices.id_column, "table of nodes", list(ntypes)),
-        ("--src-column", src, "relation", known_relations),
-        ("--dst-column", dst, "relation", known_relations),
+    for option, columns, known in (
+        ("--id-column", choices.id_column, list(ntypes)),
+        ("--src-column", choices.src_column, known_relations),
+        ("--dst-column", choices.dst_column, known_relations),
     ):
         if unknown := [name for name in columns if name and name not in known]:
             raise FormatError(
-                f"{option} {unknown[0]}={columns[unknown[0]]}: no {what} is called {shown(unknown[0])}; "
-                f"there is {_listed(known) or 'none'}; {option} {columns[unknown[0]]} is for all"
+                f"{option} {unknown[0]}={columns[unknown[0]]}: there is no {shown(unknown[0])}, only "
+                f"{_listed(known) or 'none'}"
             )
-    return replace(choices, src_column=src, dst_column=dst)
 
 
 def _id_column(ntype: str, names: Sequence[str], choices: Choices) -> str | None:
@@ -277,7 +268,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
             )
     by_type = once_each((unquote(name), files) for name, files in nodes.items())
     by_relation = once_each((dotted_relation(name, files[0]), files) for name, files in edges.items())
-    reading = _Reading(source, _checked(choices, by_type, by_relation), scratch)
+    _check(choices, by_type, by_relation)
+    reading = _Reading(source, choices, scratch)
     for ntype, files in by_type.items():
         reading.add_nodes(ntype, files)
     if choices.num_nodes is not None:
@@ -318,8 +310,7 @@ class _Reading:
         if column is not None:
             self._ids[ntype] = None
             if not are_positions(table, column):
-                memory_bytes = self._choices.memory_bytes
-                nodes = NodesById(ntype, table, column, scratch=self._place(), memory_bytes=memory_bytes)
+                nodes = NodesById(ntype, table, column, scratch=self._place())
                 self._ids[ntype], source.ids[ntype] = nodes, nodes.arrays
         groups = _grouped(table, source, texts, ntype)
         if column is None and not groups and not self._choices.skip:
@@ -357,50 +348,26 @@ class _Reading:
                 numbers.append(nodes.nodes_of(table, end, self._place()))
             else:
                 numbers.append(table.number_ids(end) if ntype in self._ids else table.rows([end]))
-        kept = self._without_unknown(relation, table, ends, numbers)
-        src, dst = numbers if kept is None else (_selected(rows, kept) for rows in numbers)
+        self._refuse_unknown(relation, table, ends, numbers)
+        src, dst = numbers
         source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
         for key, columns in _grouped(table, source, ends, relation).items():
-            rows: Rows = table.rows(columns)
-            source.add_edge_table(relation, key, rows if kept is None else _selected(rows, kept))
+            source.add_edge_table(relation, key, table.rows(columns))
 
-    def _without_unknown(
+    def _refuse_unknown(
         self, relation: Relation, table: ArrowTable, ends: tuple[str, str], numbers: Sequence[Rows]
-    ) -> Rows | None:
-        """The rows of the edges whose ends are known; None: all.
-
-        Raises FormatError for other edges, unless they are to be dropped.
-        """
-        drops = self._choices.drop_unknown
-        named = [i for i in (0, 1) if relation[2 * i] in self._ids or drops]
-        limits = list(self._source.ends(relation).values())
-        target, count, example = self._place(), 0, ""
-        with open(target, "wb") as out:
-            for start in range(0, table.row_count if named else 0, _BLOCK_ROWS):
-                stop = min(start + _BLOCK_ROWS, table.row_count)
-                nodes = {i: read_range(numbers[i], start, stop).numpy() for i in named}
-                known = {i: (nodes[i] >= 0) & (nodes[i] < limits[i]) for i in named}
-                kept = np.logical_and.reduce(list(known.values()))
-                if not example and not kept.all():
-                    row = int(kept.argmin())
-                    end = next(i for i in named if not known[i][row])
-                    id_ = _shown_id(table, ends[end], start + row)
-                    example = f"{table.where(start + row)}: {ends[end]!r} is {id_}"
-                    if not drops:
-                        raise FormatError(
-                            f"{example}, which no {relation[2 * end]!r} node has as its id: add the node, or "
-                            "leave out such edges with --drop-unknown"
-                        )
-                if drops:
-                    out.write((start + np.flatnonzero(kept)).data)
-                    count += int(kept.sum())
-        if not example:
-            return None
-        self._source.warnings.append(
-            f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
-            f"ends no nodes have as their ids, such as {example}"
-        )
-        return FileRows(target, (count,), torch.int64)
+    ) -> None:
+        """Raise FormatError for an edge with an id that no node has."""
+        counts = self._source.ends(relation).values()
+        for ntype, end, rows, count in zip(relation[::2], ends, numbers, counts, strict=True):
+            for start, block in blocks(rows, BLOCK_BYTES) if ntype in self._ids else ():
+                unknown = torch.nonzero((block < 0) | (block >= count))
+                if len(unknown):
+                    row = start + int(unknown[0])
+                    raise FormatError(
+                        f"{table.where(row)}: {end!r} is {_shown_id(table, end, row)}, which no {ntype!r} "
+                        "node has as its id: add the node, or leave out such edges"
+                    )
 
 
 def _not_numbers(table: ArrowTable, column: str) -> str:
@@ -417,23 +384,6 @@ def _shown_id(table: ArrowTable, column: str, row: int) -> str:
             return shown(ids[row].as_py()) if ids[row].is_valid else "empty"
         row -= len(ids)
     raise AssertionError("the row is in the table")
-
-
-def _selected(rows: Rows, kept: Rows) -> Rows:
-    """Some of the rows. kept: their numbers, ascending."""
-    step = max(1, BLOCK_BYTES // max(1, int(np.prod(rows.shape[1:])) * rows.dtype.itemsize))
-
-    def fill(start: int, out: torch.Tensor) -> None:
-        numbers = read_range(kept, start, start + len(out)).numpy()
-        done = 0
-        while done < len(numbers):
-            first = int(numbers[done])
-            stop = int(np.searchsorted(numbers, first + step))
-            block = read_range(rows, first, int(numbers[stop - 1]) + 1).numpy()
-            out.numpy()[done:stop] = block[numbers[done:stop] - first]
-            done = stop
-
-    return GeneratedRows((kept.shape[0], *rows.shape[1:]), rows.dtype, fill)
 
 
 def _grouped(
@@ -471,23 +421,12 @@ def _grouped(
 
 
 def _leave_out(table: ArrowTable, source: Source, columns: Sequence[str], type_: str | Relation) -> None:
-    """Warn of columns without numbers: a line for those with the same reason."""
-    by_reason: dict[str, list[str]] = {}
-    for column in columns:
-        by_reason.setdefault("" if column in table.text_at else str(table.types[column]), []).append(column)
-    for same in by_reason.values():
-        what, why = f"column {same[0]!r}", _not_numbers(table, same[0])
-        if len(same) > 1:
-            what = f"{len(same)} columns of {describe_type(type_)} ({_listed(same, _MOST_NAMES)})"
-            why = f"in {same[0]!r}, {why}" if same[0] in table.text_at else why
-        source.leave_out(what, why)
-    for column in [c for c in columns if isinstance(type_, str) and c in _TO_REMIND]:
-        is_label = column in LABELS
-        source.reminders.append(
-            f"no {'labels' if is_label else 'split'} from column {column!r} of {type_!r} nodes: "
-            f"{_not_numbers(table, column)}. "
-            + ("Give labels as whole numbers, -1 for none" if is_label else "Give " + _MASKS)
-        )
+    """Warn of columns without numbers."""
+    if columns:
+        why = _not_numbers(table, columns[0])
+        source.leave_out(f"columns of {describe_type(type_)}: {_listed(columns, _MOST_NAMES)}", why)
+    for column in [c for c in columns if c in _CURES]:
+        source.reminders.append(f"no {column!r} of {describe_type(type_)}: {_CURES[column]}")
 
 
 _LAYOUT = """\
@@ -518,7 +457,6 @@ PARQUET = Reader(
         "--id-column",
         "--src-column",
         "--dst-column",
-        "--drop-unknown",
     ),
 )
 CSV = replace(
