@@ -25,10 +25,9 @@ from pathlib import Path
 
 from curves import Curves, Point, Setting, measure
 
-from gids.bench.arguments import SAMPLERS, parse_cache_size
 from gids.bench.plot import Curve, check_plotting, plot_curves
-from gids.bench.report import check_writable
-from gids.bench.text import aligned, seconds
+from gids.bench.report import aligned, check_writable, seconds
+from gids.bench.sampling import SAMPLERS, parse_cache_size
 from gids.cli import arguments
 from gids.io.engine import direct_works
 from gids.packs.costs import measure_rates

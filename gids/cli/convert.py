@@ -97,10 +97,12 @@ def add_table_input(option: Option) -> list[argparse.Action]:
     ids = "column of ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"
     src = "column of sources in tables of edges (default: src, source, src_id, u or from)"
     dst = "column of destinations in tables of edges (default: dst, destination, target, dst_id, v or to)"
+    drop = "leave out edges with an id that no node has, and print their number"
     return [
         add_repeated(option, "--id-column", ids, "[TYPE=]NAME"),
         add_repeated(option, "--src-column", src, "[RELATION=]NAME"),
         add_repeated(option, "--dst-column", dst, "[RELATION=]NAME"),
+        option("--drop-unknown", True, drop),
     ]
 
 
@@ -121,6 +123,7 @@ def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) ->
         id_column=_casts(args.id_column),
         src_column=_casts(args.src_column),
         dst_column=_casts(args.dst_column),
+        drop_unknown=args.drop_unknown,
         **more,
     )
 

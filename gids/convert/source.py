@@ -326,7 +326,7 @@ class Choices:
     there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
     allow_dirs: directories outside a gids dataset that may contain its shards. others: further files of
     tables, beside the path. id_column, src_column, dst_column: node type or relation ("" for all others) ->
-    column.
+    column. drop_unknown: leave out edges whose ends no node has as its id.
     """
 
     table: str = "feat"
@@ -340,6 +340,7 @@ class Choices:
     id_column: Mapping[str, str] = field(default_factory=dict)
     src_column: Mapping[str, str] = field(default_factory=dict)
     dst_column: Mapping[str, str] = field(default_factory=dict)
+    drop_unknown: bool = False
 
     def key(self) -> dict[str, Any]:
         """The options that a resumed conversion must have in common with the first run."""

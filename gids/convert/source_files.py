@@ -16,7 +16,7 @@ from typing import Any
 
 from gids.errors import FormatError, StorageError
 
-_EXTRAS = {"pyarrow": "parquet", "yaml": "graphbolt"}
+_EXTRAS = {"pyarrow": "parquet", "scipy": "matlab", "yaml": "graphbolt"}
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
 _short.maxlevel = 2

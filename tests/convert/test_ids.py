@@ -181,6 +181,20 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     assert nodes.exists()
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkeypatch, suffix):
+    """Also their features. The other edges get the ids 0, 1, 2, …"""
+    write_nodes(tmp_path / "s", TEXTS[:200], suffix)
+    write_edges(tmp_path / "s", named(TEXTS, ENDS[0]), named(TEXTS, ENDS[1]), suffix)
+    kept = [
+        (TEXTS[s], TEXTS[d], w) for s, d, w in zip(*ENDS.tolist(), WEIGHT, strict=True) if s < 200 and d < 200
+    ]
+    monkeypatch.setattr("gids.convert.readers.tables._BLOCK_ROWS", 64)
+    store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
+    assert f"dropped {E - len(kept)} of {E} edges '_N._E._N', whose ends" in capsys.readouterr().err
+    assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)
+
+
 def test_ids_of_one_key_are_different_nodes(tmp_path, capsys, monkeypatch):
     for module in ("gids.convert.node_ids", "gids.store.ids"):
         monkeypatch.setattr(f"{module}.text_keys", lambda data, offsets: np.diff(offsets) % 3)
@@ -530,6 +544,9 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     (source / "edges.csv").write_text(f"src,dst,w\n3,2,5\n{end},1,6\n4,9,7\n")
     error = refused(capsys, source, tmp_path / "a.gids")
     assert f"row 3: 'src' is {repr(end) if end else 'empty'}, which no '_N' node has as its id" in error
+    store = convert(source, tmp_path / "a.gids", "--drop-unknown")
+    assert "dropped 1 of 3 edges" in capsys.readouterr().err
+    assert store.graph().indices.tolist() == [3, 4]
     (source / "edges.csv").unlink()
     write_parquet(source / "edges.parquet", src=[3, None, 4], dst=[2, 1, 9])
     assert "row 1 (the first is 0): 'src' is empty" in refused(capsys, source, tmp_path / "b.gids")

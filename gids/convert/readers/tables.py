@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
@@ -32,7 +33,7 @@ from gids.convert.text_table import CSV_SUFFIXES, TextTable, is_csv, table_layou
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, describe_type
-from gids.store.rows import Rows, blocks
+from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
 from gids.write.edges import edge_list
 
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -40,6 +41,7 @@ _TABLE_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES)
 _DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz")
 _NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
 _IDS = ("id", "node_id", "nid")
+_BLOCK_ROWS = 1 << 20
 _MOST_NAMES = 8  # of columns in a warning
 _CURES = {
     **dict.fromkeys(LABELS, "give labels as whole numbers, -1 for none"),
@@ -348,26 +350,50 @@ class _Reading:
                 numbers.append(nodes.nodes_of(table, end, self._place()))
             else:
                 numbers.append(table.number_ids(end) if ntype in self._ids else table.rows([end]))
-        self._refuse_unknown(relation, table, ends, numbers)
-        src, dst = numbers
+        kept = self._without_unknown(relation, table, ends, numbers)
+        src, dst = numbers if kept is None else (_selected(rows, kept) for rows in numbers)
         source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
         for key, columns in _grouped(table, source, ends, relation).items():
-            source.add_edge_table(relation, key, table.rows(columns))
+            rows: Rows = table.rows(columns)
+            source.add_edge_table(relation, key, rows if kept is None else _selected(rows, kept))
 
-    def _refuse_unknown(
+    def _without_unknown(
         self, relation: Relation, table: ArrowTable, ends: tuple[str, str], numbers: Sequence[Rows]
-    ) -> None:
-        """Raise FormatError for an edge with an id that no node has."""
-        counts = self._source.ends(relation).values()
-        for ntype, end, rows, count in zip(relation[::2], ends, numbers, counts, strict=True):
-            for start, block in blocks(rows, BLOCK_BYTES) if ntype in self._ids else ():
-                unknown = torch.nonzero((block < 0) | (block >= count))
-                if len(unknown):
-                    row = start + int(unknown[0])
-                    raise FormatError(
-                        f"{table.where(row)}: {end!r} is {_shown_id(table, end, row)}, which no {ntype!r} "
-                        "node has as its id: add the node, or leave out such edges"
-                    )
+    ) -> Rows | None:
+        """The rows of the edges whose ends are known; None: all.
+
+        Raises FormatError for other edges, unless they are to be dropped.
+        """
+        drops = self._choices.drop_unknown
+        named = [i for i in (0, 1) if relation[2 * i] in self._ids or drops]
+        limits = list(self._source.ends(relation).values())
+        target, count, example = self._place(), 0, ""
+        with open(target, "wb") as out:
+            for start in range(0, table.row_count if named else 0, _BLOCK_ROWS):
+                stop = min(start + _BLOCK_ROWS, table.row_count)
+                nodes = {i: read_range(numbers[i], start, stop).numpy() for i in named}
+                known = {i: (nodes[i] >= 0) & (nodes[i] < limits[i]) for i in named}
+                kept = np.logical_and.reduce(list(known.values()))
+                if not example and not kept.all():
+                    row = int(kept.argmin())
+                    end = next(i for i in named if not known[i][row])
+                    id_ = _shown_id(table, ends[end], start + row)
+                    example = f"{table.where(start + row)}: {ends[end]!r} is {id_}"
+                    if not drops:
+                        raise FormatError(
+                            f"{example}, which no {relation[2 * end]!r} node has as its id: add the node, or "
+                            "leave out such edges with --drop-unknown"
+                        )
+                if drops:
+                    out.write((start + np.flatnonzero(kept)).data)
+                    count += int(kept.sum())
+        if not example:
+            return None
+        self._source.warnings.append(
+            f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
+            f"ends no nodes have as their ids, such as {example}"
+        )
+        return FileRows(target, (count,), torch.int64)
 
 
 def _not_numbers(table: ArrowTable, column: str) -> str:
@@ -384,6 +410,23 @@ def _shown_id(table: ArrowTable, column: str, row: int) -> str:
             return shown(ids[row].as_py()) if ids[row].is_valid else "empty"
         row -= len(ids)
     raise AssertionError("the row is in the table")
+
+
+def _selected(rows: Rows, kept: Rows) -> Rows:
+    """Some of the rows. kept: their numbers, ascending."""
+    step = max(1, BLOCK_BYTES // max(1, int(np.prod(rows.shape[1:])) * rows.dtype.itemsize))
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        numbers = read_range(kept, start, start + len(out)).numpy()
+        done = 0
+        while done < len(numbers):
+            first = int(numbers[done])
+            stop = int(np.searchsorted(numbers, first + step))
+            block = read_range(rows, first, int(numbers[stop - 1]) + 1).numpy()
+            out.numpy()[done:stop] = block[numbers[done:stop] - first]
+            done = stop
+
+    return GeneratedRows((kept.shape[0], *rows.shape[1:]), rows.dtype, fill)
 
 
 def _grouped(
@@ -457,6 +500,7 @@ PARQUET = Reader(
         "--id-column",
         "--src-column",
         "--dst-column",
+        "--drop-unknown",
     ),
 )
 CSV = replace(
