@@ -19,7 +19,7 @@ from dgl.dataloading import dataloader as stock
 from dgl.utils import recursive_apply, recursive_apply_pair
 
 from gids.closing import Closing
-from gids.dgl.minibatch import SampledMinibatch, column_storages, fill
+from gids.dgl.minibatch import SampledMinibatch, column_storages, fill, restore_columns
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
@@ -165,7 +165,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
 
 def _finished(loader: Any, minibatch: SampledMinibatch, rows: Mapping[str, torch.Tensor]) -> Any:
     """DGL fetches the other lazy columns, such as labels, and moves the graphs to the device."""
-    minibatch.complete(loader.graph)
+    restore_columns(minibatch.batch, loader.graph)
     batch, columns, _ = stock._prefetch(minibatch.batch, loader, None)
     batch = recursive_apply_pair(batch, columns, stock._assign_for)
     fill(batch, rows, loader.device)
