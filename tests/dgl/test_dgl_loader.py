@@ -130,6 +130,21 @@ def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneou
         loader.close()
 
 
+class Unsendable(NeighborSampler):
+    """Its minibatches cannot be pickled, as their tensors cannot without free file descriptors."""
+
+    def sample(self, *arguments):
+        return *super().sample(*arguments), lambda: None
+
+
+def test_a_minibatch_that_a_worker_cannot_send_ends_the_epoch(homogeneous):
+    """Stock DGL waits for it for ever; with timeout=, it raises another error."""
+    sampler = Unsendable([3], prefetch_node_feats=["feat"])
+    with model.gids_loader(homogeneous, homogeneous.seeds, sampler, num_workers=1, timeout=20) as loader:
+        with pytest.raises(RuntimeError, match=r"worker \(pid.*exited unexpectedly"):
+            next(iter(loader))
+
+
 def test_after_close_it_cannot_be_iterated(homogeneous, sampler):
     """Also if another loader has the same FeatureLoader."""
     loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler)
