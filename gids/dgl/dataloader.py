@@ -19,7 +19,7 @@ from dgl.dataloading import dataloader as stock
 from dgl.utils import recursive_apply, recursive_apply_pair
 
 from gids.closing import Closing
-from gids.dgl.minibatch import SampledMinibatch, column_storages, fill, restore_columns
+from gids.dgl.minibatch import SampledMinibatch, fill, own_columns, restore_columns
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
@@ -169,11 +169,11 @@ def _finished(loader: Any, minibatch: SampledMinibatch, rows: Mapping[str, torch
 
 def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
     """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
-    graph, tables, storages = loader.graph, loader.served_tables, column_storages(loader.graph)
+    graph, tables, own = loader.graph, loader.served_tables, own_columns(loader.graph)
 
     def without_served_columns(batch: Any) -> SampledMinibatch:
         batch = recursive_apply(batch, stock.restore_parent_storage_columns, graph)
-        return SampledMinibatch(batch, tables, graph, storages)
+        return SampledMinibatch(batch, tables, graph, own)
 
     if loader.num_workers:
         guard_workers(loader)

@@ -40,8 +40,7 @@ class Rows:
 
 
 class SampledMinibatch:
-    """A minibatch whose rows are not read yet. graph: the loader's. storages: of its columns, when the epoch
-    began.
+    """A minibatch whose rows are not read yet. graph: the loader's. own: its columns when the epoch began.
 
     Attributes: ``batch``; ``ids``, the rows to read of each table (int64, on DGL's device, may repeat).
 
@@ -49,10 +48,8 @@ class SampledMinibatch:
     KeyError for a column that does not exist, or a sampled graph without dgl.NID or dgl.EID.
     """
 
-    def __init__(
-        self, batch: Any, tables: ServedTables, graph: Any, storages: Mapping[Place, Tensor]
-    ) -> None:
-        self.batch, self._storages = batch, storages
+    def __init__(self, batch: Any, tables: ServedTables, graph: Any, own: Mapping[Place, Column]) -> None:
+        self.batch, self._own = batch, own
         parts: dict[str, list[Tensor]] = {}
         by_default: dict[Any, set[Any]] = {}  # sampled graph -> types of tables
         for sampled, frame, key, table, ids in list(_asked(_graphs_in(batch), tables)):
@@ -73,7 +70,8 @@ class SampledMinibatch:
         """For packs. Training may write to the graph's columns until DGL slices them: their memory stays
         out, until restore_columns."""
         for place, column in _columns_of(_graphs_in(self.batch)):
-            if column.index is not None and column.storage is self._storages.get(place):
+            own = self._own.get(place)
+            if own is not None and column is not own and column.storage is own.storage:
                 column.storage = None
         return {"batch": self.batch, "ids": self.ids}
 
@@ -86,10 +84,10 @@ class SampledMinibatch:
 
 def restore_columns(batch: Any, graph: Any) -> None:
     """Give parts of the graph's columns, which packs left out, their memory back."""
-    storages = column_storages(graph)
+    own = own_columns(graph)
     for place, column in _columns_of(_graphs_in(batch)):
         if column.storage is None:
-            column.storage = storages[place]
+            column.storage = own[place].storage
 
 
 def fill(batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
@@ -101,9 +99,10 @@ def fill(batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
                     frame[key] = rows[part.table][part.start : part.stop].to(device, non_blocking=True)
 
 
-def column_storages(graph: Any) -> dict[Place, Tensor]:
-    """The memory of columns, but of those that are themselves parts, which they lose when they are read."""
-    return {place: column.storage for place, column in _columns_of([graph]) if column.index is None}
+def own_columns(graph: Any) -> dict[Place, Column]:
+    """The columns of the loader's graph, but those that are themselves parts: these lose their memory when
+    they are read."""
+    return {place: column for place, column in _columns_of([graph]) if column.index is None}
 
 
 def _graphs_in(batch: Any) -> list[Any]:

@@ -203,6 +203,26 @@ def test_packs_deliver_what_training_writes_to_the_graph_and_what_the_sampler_se
         assert loader.stats()["packs"]["minibatches"] == len(loader)
 
 
+def of_all_nodes(graph, seeds):
+    """Its columns of nodes are the graph's own, whole."""
+    subgraph = graph.edge_subgraph(seeds, relabel_nodes=False)
+    subgraph.edata["weight"] = dgl.LazyFeature("weight", seeds)
+    return subgraph
+
+
+def test_packs_deliver_what_training_writes_to_whole_columns(homogeneous):
+    graph = homogeneous.graph.clone()
+    graph.ndata["memory"] = torch.zeros(300)
+    with gids.open(homogeneous.path, reads="pack", memory="16MB") as source:
+        sampler = model.OwnSampler(of_all_nodes)
+        loader = gids.dgl.DataLoader(graph, torch.arange(60), sampler, gids=source, batch_size=20)
+        for subgraph in loader:
+            assert torch.equal(subgraph.ndata["memory"], graph.ndata["memory"])
+            graph.ndata["memory"] += 1
+        assert loader.stats()["packs"]["minibatches"] == len(loader)
+    assert bool((graph.ndata["memory"] == 3).all())
+
+
 # dgl.NID and dgl.EID must be ids of the loader's graph
 
 
