@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dgl import EID, NID, DGLGraph, LazyFeature
+from dgl import DGLGraph, LazyFeature
 from dgl.frame import Column
 from dgl.utils import recursive_apply
 from torch import Tensor

@@ -11,7 +11,7 @@ import gids.dgl
 
 import dgl  # isort: skip
 from dgl.dataloading import DataLoader as StockLoader  # before enable(), as user code has it
-from dgl.dataloading import NeighborSampler, SAINTSampler, ShaDowKHopSampler
+from dgl.dataloading import NeighborSampler, ShaDowKHopSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
 
