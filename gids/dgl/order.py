@@ -67,13 +67,11 @@ def _proof(graph: Any, relation: Relation, store: FeatureStore, by_id: bool) -> 
     destinations = np.searchsorted(own.indptr, chosen, side="right") - 1
     ids = chosen if own.edge_ids is None else own.edge_ids[chosen]
     found = _are_edges(own.indices[chosen], destinations, ids, stored, by_id=by_id)
+    if found.all():
+        return ""
     return (
-        ""
-        if found.all()
-        else (
-            f"{found.sum()} of {len(found)} sampled edges of {describe_type(relation)} ({found.mean():.1%}) are "
-            f"in {store.name}{' with the same ids' if by_id else ''}"
-        )
+        f"{found.sum()} of {len(found)} sampled edges of {describe_type(relation)} ({found.mean():.1%}) are "
+        f"in {store.name}{' with the same ids' if by_id else ''}"
     )
 
 
