@@ -150,7 +150,7 @@ def _are_edges(
     if one_type and len(missed):
         hit[missed], reversed_ = _search(dst[missed], src[missed], ids[missed], stored, by_id)
         searched[missed] &= reversed_
-    return hit[hit | searched]
+    return np.compress(hit | searched, hit)
 
 
 def _search(
