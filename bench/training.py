@@ -18,6 +18,7 @@ are those of the first epoch; accuracy is measured on the validation nodes. Base
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,7 @@ def dtypes(args: argparse.Namespace, figures: Figures) -> None:
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         source = write_graph(Path(folder) / "graph", spec)
         for kind, storage in STORAGE_TYPES.items():
-            path = convert(source, *storage, "--overwrite", "--page-bytes", "4096")
+            path = convert(source, *storage, "--page-bytes", "4096")
             if gids_command(["verify", str(path), "--against", str(source), "--quiet"]) != 0:
                 raise SystemExit("the dataset differs from its source")
             store = FeatureStore(path)
@@ -180,6 +181,7 @@ def dtypes(args: argparse.Namespace, figures: Figures) -> None:
             (table,) = store.tables.values()
             read = runs[0].epochs[0]["bytes_read"] / 1e6
             figures.add(f"{kind}, read in the first epoch", read, "MB", note=f"rows of {table.row_bytes} B")
+            shutil.rmtree(path)
 
 
 if __name__ == "__main__":

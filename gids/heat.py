@@ -5,14 +5,15 @@ samples minibatches. reverse_pagerank and expected_visits propagate visits from 
 pass streams over the mapped in-edges, with four numbers per node and a block of destinations in memory.
 
 write_heat adds the heat to an existing dataset, in one step: new array files are written beside the old ones;
-then a manifest that names them replaces the old manifest. See docs/internals/cache.md.
+then a manifest that names them replaces the old manifest. Nothing else of a dataset ever changes. See
+docs/internals/cache.md.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,14 +23,14 @@ import torch
 
 from gids import _core
 from gids.cache import page_heat
-from gids.errors import FormatError
+from gids.errors import FormatError, StorageError
 from gids.sampler import Neighbor, Topology
 from gids.store import FeatureStore, Graph, graphs_of
-from gids.store.manifest import ArrayEntry, NodesEntry, heat_dtype
+from gids.store.files import read_manifest
+from gids.store.manifest import MANIFEST, ArrayEntry, Manifest, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, SPLITS, describe_type, encode_path
 from gids.store.part import refuse_part
-from gids.write.files import sync_directory, write_array
-from gids.write.publish import changing, replace_manifest
+from gids.write.files import lock, replace_file, sync_directory, write_array
 
 __all__ = [
     "choose_seeds",
@@ -259,26 +260,19 @@ def hottest_nodes(store: FeatureStore, table: str, cache_bytes: int, *, method: 
     return torch.from_numpy(stored.rows_of_pages(held))
 
 
-def write_heat(
-    path: str | os.PathLike[str],
-    method: str,
-    heat: Mapping[str, np.ndarray],
-    *,
-    check: Callable[[], None] = lambda: None,
-) -> None:
+def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
     """Store the heat of some node types, and replace what this method stored for them before.
 
     method: a key of HEAT_ROLES. heat: node type -> number[num_nodes], finite and 0 or more; stored as float32
-    (uint32 for "out-degree"). check: called when no other process can replace the dataset any more.
+    (uint32 for "out-degree").
 
     Even if this process is killed, a reader sees all of the new heat or none; the next call removes what was
-    left. Blocks while another process writes to the dataset. Raises what check raises, FormatError for heat
-    that does not match the dataset, StorageError if it cannot be written.
+    left. Blocks while another process stores heat in the dataset. Raises FormatError for heat that does not
+    match the dataset, StorageError if it cannot be written.
     """
     root = Path(os.path.abspath(path))
     role = HEAT_ROLES[method]
-    with changing(root, "storing heat") as manifest:
-        check()
+    with _locked(root) as manifest:
         _check(heat, {n.type: n.count for n in manifest.nodes}, root.name)
         replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
         nodes = tuple(
@@ -288,10 +282,28 @@ def write_heat(
             for n in manifest.nodes
         )
         sync_directory(root / "nodes")
-        replace_manifest(root, replace(manifest, nodes=nodes))
+        replace_file(root / MANIFEST, dump_manifest(replace(manifest, nodes=nodes)))
         for old in replaced:
             with suppress(OSError):  # the new manifest is on disk, and names others
                 (root / old).unlink()
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[Manifest]:
+    """Lock the dataset against others that store heat, and yield its manifest. An OSError becomes a
+    StorageError."""
+    read_manifest(root)  # its errors are clearer than open()'s
+    try:
+        fd = lock(root, lambda: os.open(root, os.O_RDONLY | os.O_DIRECTORY))
+        try:
+            yield read_manifest(root)
+        finally:
+            os.close(fd)
+    except StorageError:
+        raise
+    except OSError as error:
+        message = f"storing heat failed ({error.strerror}); the dataset is unchanged"
+        raise StorageError(error.errno or 0, message, root) from error
 
 
 def _check(heat: Mapping[str, np.ndarray], counts: Mapping[str, int], name: str) -> None:

@@ -1,26 +1,20 @@
 """StoredFile: a file of an open dataset, and the one way to open it. Made by Locator (gids.store.files).
 
-A dataset may be replaced while it is open: then its path, and those of its files, lead to another dataset. So
-files are opened through the directory that was opened first, and each must be the file that was seen there.
+Files are opened through the dataset's directory, which is opened first. So they are those of the dataset that
+was opened, wherever its path leads by now.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gids.errors import StorageError
-
 AnyFile = str | os.PathLike[str]
 """A path, or a StoredFile."""
-
-Seen = tuple[int, int, int]
-"""What a file is recognized by: inode, bytes, time of the last change in ns."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class StoredFile(os.PathLike[str]):
 
 
 def open_descriptor(file: AnyFile) -> int:
-    """Open a file for reading. Raises StorageError if it is a dataset's and was replaced, OSError."""
+    """Open a file for reading. Raises StorageError if it is a dataset's and was removed, OSError."""
     return file.opener() if isinstance(file, StoredFile) else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -61,10 +55,6 @@ def file_status(file: AnyFile) -> os.stat_result:
         return os.fstat(fd)
 
 
-def seen(status: os.stat_result) -> Seen:
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
 class Directory:
     """An open directory: the same one, wherever its path leads by now. The last reference closes it."""
 
@@ -72,13 +62,6 @@ class Directory:
         self.fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._path = path
         weakref.finalize(self, os.close, self.fd)
-
-    def is_at(self, path: Path) -> bool:
-        """Whether the path leads to this directory."""
-        try:
-            return os.path.samestat(os.fstat(self.fd), os.stat(path))
-        except OSError:
-            return False
 
     def open(self, name: str) -> int:
         with self._naming(name):
@@ -96,8 +79,3 @@ class Directory:
         except OSError as error:
             error.filename = str(self._path / name)
             raise
-
-
-def replaced(root: Path, path: Path) -> StorageError:
-    """The error for a file of a dataset that was replaced. path: of the file, or of the dataset."""
-    return StorageError(errno.ESTALE, f"the dataset {root} was replaced; open it again", path)

@@ -39,13 +39,14 @@ parser.add_argument("dataset")
 parser.add_argument("--table", help="node features, such as feat (default: the first table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--output", help="new dataset for the scores of all nodes (default: DATASET.scores)")
 parser.add_argument("--memory", default="1GB", help="memory for loading, such as 16GB")
 args = parser.parse_args()
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
 first = next(table for table in store.tables.values() if table.kind == "node")
-table = store.table(args.table) if args.table else first  # a second run also has the scores of the first
+table = store.table(args.table) if args.table else first
 labels, splits = store.labels["_N"], store.splits["_N"]
 options = {"tables": [table]}
 loader = gids.NodeLoader(
@@ -74,8 +75,10 @@ for epoch in range(args.epochs):
     accuracy = (scores.argmax(1) == labels[splits["val"]]).float().mean()
     print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, validation accuracy {accuracy:.1%}")
 
-# All nodes: their scores become a table of the dataset, in place of the one from an earlier run.
-written = layerwise(layers, source, output="scores", replace=True, **options)
-scores = written.store.table("_N.scores").read_rows(splits["test"])
+# All nodes: their scores become a new dataset, to be opened beside the first one.
+output = args.output or f"{args.dataset}.scores"
+layerwise(layers, source, output=output, key="scores", **options)
+both = gids.open([args.dataset, output], memory=args.memory)  # its loaders return features and scores
+scores = both.stores[1].table("scores").read_rows(splits["test"])
 accuracy = (scores.argmax(1) == labels[splits["test"]]).float().mean()
 print(f"test accuracy {accuracy:.1%}")

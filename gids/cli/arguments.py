@@ -159,7 +159,7 @@ def add_help(group: argparse._ActionsContainer, rare: Sequence[argparse.Action])
 @contextlib.contextmanager
 def resumable(path: Path) -> Iterator[None]:
     """Add to Ctrl-C how to resume the unfinished work for `path`."""
-    from gids.write.publish import partial_path
+    from gids.write.workplace import partial_path
 
     try:
         yield

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 3
 _CHANGES = ("reverse_edges", "self_loops", "sort_neighbors", "dedup", "split", "split_column", "seed")
-_OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers", "overwrite")
+_OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers")
 """Fields of Options."""
 
 parse_shape = checked(integers, lambda _: True, "a list of integers such as 1000000,128")
@@ -70,7 +70,6 @@ def add_parser(subparsers: Any) -> None:
     run_group = parser.add_argument_group("run")
     add_workers(run_group)
     add_memory(run_group, kind=writer_memory)
-    run_group.add_argument("--overwrite", action="store_true", help="replace DST when the conversion is done")
     add_quiet(run_group)
     add_help(run_group, rare)
 
@@ -171,10 +170,8 @@ def _add_splits(option: Option) -> list[argparse.Action]:
 def run(args: argparse.Namespace) -> int:
     from gids.convert import Options, convert
     from gids.convert.readers import find_reader, open_source
-    from gids.write.workplace import restore
 
     path, *others = args.source
-    restore(path)  # which a killed conversion in place had moved away
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     casts = _casts(args.dtype)
     is_raw = args.shape or reader.is_raw(path)

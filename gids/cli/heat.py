@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     refuse_part(store, "gids heat", "compute the heat of the whole dataset, then partition it")
     heat = _compute(store, args.method, options, args.quiet)
-    write_heat(store.path, args.method, heat, check=store.locate.check_unchanged)
+    write_heat(store.path, args.method, heat)
     if not args.quiet:
         for ntype, values in heat.items():
             above, most = int((values > 0).sum()), float(values.max(initial=0))

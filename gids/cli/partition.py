@@ -14,7 +14,6 @@ from gids.cli.arguments import (
     add_repeated,
     add_workers,
     adder,
-    resumable,
     writer_memory,
 )
 from gids.cli.progress import Progress
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _EPILOG = """\
 Each part is a dataset, OUT/part-000.gids, OUT/part-001.gids and so on. It has the rows of the
 nodes that it owns and their in-edges, and all labels, splits, times and heat. Ids do not change.
-If the command is interrupted or killed, run it again to resume it.
+OUT appears when all parts are complete. After a kill, run the command again: it starts again.
 """
 
 
@@ -52,7 +51,6 @@ def add_parser(subparsers: Any) -> None:
     add_allow_dir(parser)
     add_workers(parser)
     add_memory(parser, kind=writer_memory)
-    option("--overwrite", True, "replace the parts in OUT when the new ones are done")
     option("--json", True, "print one JSON object")
     add_quiet(parser)
 
@@ -62,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     by_type = (text.partition("=") if "=" in text else ("", "", text) for text in args.owners)
     owners = {ntype: file for ntype, _, file in by_type}
-    with resumable(args.out), Progress("partition", quiet=args.quiet) as progress:
+    with Progress("partition", quiet=args.quiet) as progress:
         report = partition(
             args.dataset,
             args.out,
@@ -73,14 +71,12 @@ def run(args: argparse.Namespace) -> int:
             allow_dirs=args.allow_dir,
             workers=args.workers,
             memory_bytes=args.memory,
-            overwrite=args.overwrite,
-            say=(lambda _: None) if args.quiet else progress.say,
             on_total=progress.total,
             on_bytes=progress.add,
         )
     if args.json:
-        print(json.dumps(None if report is None else report.to_json(), indent=2))
-    elif report is not None and not args.quiet:
+        print(json.dumps(report.to_json(), indent=2))
+    elif not args.quiet:
         print(_text(args.out, report))
     return 0
 

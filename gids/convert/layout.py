@@ -12,20 +12,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gids import _core
+from gids.convert.options import Options
 from gids.convert.source import Source, StoredTable, TableSource
 from gids.errors import FormatError
 from gids.store.geometry import DEFAULT_PAGE_BYTES, SECTOR_BYTES, SHORT_ROW_BYTES, Geometry, best_page_bytes
 from gids.store.table import Table
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.row_order import check_memory, community_order, degree_order
-
-if TYPE_CHECKING:
-    from gids.convert.run import Options
 
 ORDERS = ("original", "degree", "community")
 _FILE_BYTES = 8192
@@ -158,19 +155,8 @@ class RowOrders:
         graphs = writer.in_edges(table.type) if method == "community" else []
         if method == "community" and not graphs:
             self.say(f"{name} is ordered by degree: no relation is from {table.type!r} to {table.type!r}")
-        return self._within_memory(
-            method, count, lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
-        )
-
-    def _within_memory(self, method: str, count: int, compute: Compute) -> Compute:
-        """The same function, which raises FormatError if it needs more memory than there is. An order that is
-        on disk when a conversion resumes is not computed, and needs none."""
-
-        def checked() -> np.ndarray:
-            check_memory(method, count, self.options.memory_bytes)
-            return compute()
-
-        return checked
+        check_memory(method, count, self.options.memory_bytes)
+        return lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
 
 
 def check_order(method: str | None, source: Source) -> None:

@@ -1,4 +1,4 @@
-"""Converts a source to a dataset. Can resume. Called by `gids convert`."""
+"""Converts a source to a dataset. After a kill, keeps what was finished. Called by `gids convert`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,69 +15,22 @@ import torch
 from gids.convert.edges import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.convert.labels import describe_times, masks_to_splits, normalised, random_split
 from gids.convert.layout import PageSizes, RowOrders, check_order, direct_alignment, order_of
+from gids.convert.options import DEFAULT_SPLIT, Options
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
-from gids.convert.stream_rows import BLOCK_BYTES
 from gids.errors import FormatError, naming
 from gids.store.dtypes import check_scale, dtype_name, stored_geometry, stored_row_bytes, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
-from gids.store.manifest import MANIFEST
 from gids.store.names import HEAT_ROLES, Relation, describe_type
-from gids.store.rows import Rows, blocks
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edges import EDGE_BYTES, EdgeSource
 from gids.write.files import check_space
 from gids.write.narrow import describe_rounding
-from gids.write.publish import check_replaceable, dataset_path
 from gids.write.row_order import bytes_needed
-from gids.write.workplace import finish_published
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to convert.
-
-    A gids dataset keeps what is None. page_bytes: of all tables; None: chosen by row, see layout.py.
-    stripe: a directory per shard. dtypes: table name or key ("" for all others) -> type to cast to. scales:
-    the same -> "row" (default) or "column", for floating tables cast to int8. order: of rows that share
-    pages, see layout.py. index_dtype: "int64" (default), "int32" or "auto"
-    (int32 where it fits). reverse_edges, self_loops: see edges. sort_neighbors, dedup: see
-    DatasetWriter.write_edges. times: store the times of nodes and edges, and sort edges by them. split:
-    fractions of train, val and test for labels without splits; (): no random split; None: DEFAULT_SPLIT.
-    split_column: column of masks of shape (nodes, splits). workers and memory_bytes do not change the result.
-    """
-
-    page_bytes: int | None = None
-    stripe: tuple[str, ...] = ()
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    scales: Mapping[str, str] = field(default_factory=dict)
-    order: str | None = None
-    index_dtype: str | None = None
-    keep_edge_ids: bool = True
-    reverse_edges: bool = False
-    self_loops: bool = False
-    sort_neighbors: bool = False
-    dedup: bool = False
-    times: bool = True
-    split: tuple[float, ...] | None = None
-    split_column: int | None = None
-    seed: int = 0
-    workers: int = 2
-    memory_bytes: int = 256 << 20
-    overwrite: bool = False
-
-    def key(self) -> dict[str, Any]:
-        """The options that a resumed conversion must have in common with the first run."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
-        values["stripe"] = [os.path.realpath(d) for d in self.stripe]
-        return {_OPTIONS.get(name, f"--{name.replace('_', '-')}"): v for name, v in values.items()}
-
+from gids.write.workplace import dataset_path
 
 _EDGE_OPTIONS = ("reverse_edges", "self_loops", "sort_neighbors", "dedup")
 _CHANGES_DEGREES = ("reverse_edges", "self_loops", "dedup")
-DEFAULT_SPLIT = (0.6, 0.2, 0.2)
 _TIME_BYTES = 8  # per edge, in the dataset, and also in a scratch file
-_FREE = ("workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
-_OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids", "times": "--no-times"}
 
 
 def _silent(*_: Any) -> None:
@@ -96,7 +49,6 @@ def convert(
     on_stage: Callable[[str], None] = _silent,
     on_total: Callable[[int], None] = _silent,
     on_bytes: Callable[[int], None] = _silent,
-    sync_bytes: int = 256 << 20,
 ) -> list[str]:
     """Convert a source to a dataset at `path`. Returns warnings to repeat at the end, see Source.reminders.
 
@@ -104,37 +56,22 @@ def convert(
     directory): reads the source. key: what else the source depends on. say(sentence): prints a note;
     warn(sentence): prints a warning. on_stage(what is written now), on_total(bytes), on_bytes(n): progress.
 
-    After an interrupt, a kill or a full disk, NAME.partial remains and the same call continues. Raises
-    FormatError for an unusable source, and then leaves nothing; also FileExistsError and StorageError.
+    After an interrupt, a kill or a full disk, NAME.partial remains; the same call keeps the tables and arrays
+    that are finished, and writes the others again. Raises FormatError for an unusable source, and then leaves
+    nothing; FileExistsError if something is at `path`, StorageError.
     """
     fingerprint = _fingerprint(files)
-    target = dataset_path(path)
     alignment = 1
     if options.page_bytes is None:
-        alignment = direct_alignment([target.parent, *map(Path, options.stripe)])
+        alignment = direct_alignment([dataset_path(path).parent, *map(Path, options.stripe)])
     pages = PageSizes(options.page_bytes, alignment, options.order)
-    inside = [file for file in map(Path.resolve, files) if target.resolve() in file.parents]
-    in_place = (target / MANIFEST).resolve() in inside
-    read = "the dataset" if in_place else "the source"
-    resume_key = {read: fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})}
-    if finish_published(target, resume_key, but=[read] if in_place else []):
-        say("the dataset is complete; removed the temporary files of an earlier run that was killed")
-        return []
-    if os.path.lexists(target):
-        check_replaceable(target)
-    if inside and not in_place:
-        raise ValueError(
-            f"{inside[0]} is inside {target}, and would be removed together with it: move it to another path"
-        )
     writer = DatasetWriter(
         path,
         page_bytes=options.page_bytes or DEFAULT_PAGE_BYTES,
         stripe=options.stripe or 1,
         workers=options.workers,
         memory_bytes=options.memory_bytes,
-        overwrite=options.overwrite,
-        resume_key=resume_key,
-        sync_bytes=sync_bytes,
+        resume_key={"the source": fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})},
         on_bytes=on_bytes,
     )
     try:
@@ -156,11 +93,11 @@ def convert(
         _change_edges(source, options)
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         on_total(conversion.work_bytes())
-        # What a killed run wrote is not needed again. The scratch files of this run take room besides.
-        written = {*writer.scratch.parent.iterdir(), *writer.folders} - {writer.scratch}
-        check_space(conversion.needed(), written)  # before masks are read, which takes long if they are large
+        if not writer.resumed:  # what is finished takes its room already
+            check_space(conversion.needed())  # before masks are read, which takes long if they are large
         masks_to_splits(source, writer.scratch, options.split_column)
-        writer.expect_bytes(check_space(conversion.needed(), written))
+        if not writer.resumed:
+            writer.expect_bytes(check_space(conversion.needed()))
         conversion.write()
         on_stage("publishing")
         writer.commit(lambda: _check_unchanged(files, fingerprint))
@@ -289,7 +226,7 @@ class _Conversion:
             writer.write_times(ntype, times)
         for ntype, arrays in source.ids.items():
             for role, rows in arrays.items():
-                self._write_node_array(ntype, role, rows)
+                writer.copy_node_array(ntype, role, rows)
         for relation in source.graphs:
             self._write_graph(relation)
         for ntype in source.labels:
@@ -351,12 +288,7 @@ class _Conversion:
             return
         for ntype, methods in stored.heat.items():
             for method, heat in methods.items():
-                self._write_node_array(ntype, HEAT_ROLES[method], heat)
-
-    def _write_node_array(self, ntype: str, role: str, rows: Rows) -> None:
-        """Write an array as it is. There is no public method: write_heat changes datasets that exist."""
-        pieces = (block.numpy() for _, block in blocks(rows, BLOCK_BYTES))
-        self.writer._write_node_array(ntype, role, dtype_name(rows.dtype), rows.shape, pieces)
+                self.writer.copy_node_array(ntype, HEAT_ROLES[method], heat)
 
     def _write_table(self, plan: _TablePlan, orders: RowOrders) -> None:
         table, stored = plan.table, plan.table.stored
@@ -375,7 +307,6 @@ class _Conversion:
             scale=plan.scale,
             order=orders.choose(table, plan.order),
             page_bytes=plan.layout.page_bytes,
-            extra=stored is not None and stored.extra,
         )
         if rounded is None:
             return
@@ -417,12 +348,11 @@ class _Conversion:
             yield main, 4 * layout.page_count  # checksums
             if plan.order is not None:
                 yield main, 8 * layout.row_count
-                if not writer.has_table(plan.table.type, plan.table.key):  # the rows while they are written
-                    yield main, bytes_needed(plan.table.rows)
+                yield main, bytes_needed(plan.table.rows)  # while they are written
         for relation, topology in source.graphs.items():
             time_bytes = _TIME_BYTES * (relation in source.edge_times)
             edge_bytes = 2 * table_dtype(self._index_dtype(relation)).itemsize + time_bytes
-            if not isinstance(topology, InEdges) and not writer.has_graph(relation):
+            if not isinstance(topology, InEdges):
                 # Sorting may keep two copies of the edges in scratch files.
                 edge_bytes += 2 * EDGE_BYTES + time_bytes
             yield main, edge_bytes * _count(topology)
@@ -449,7 +379,7 @@ def _count(topology: InEdges | EdgeSource) -> int:
 
 
 def _check_unchanged(files: Sequence[Path], fingerprint: Mapping[str, list[int]]) -> None:
-    """Raise FormatError if a file of the source changed; it may be of the dataset that is replaced."""
+    """Raise FormatError if a file of the source changed."""
     is_same = False
     with contextlib.suppress(FileNotFoundError):
         is_same = _fingerprint(files) == fingerprint

@@ -25,8 +25,7 @@ from gids.store.geometry import MAX_ROWS
 from gids.store.names import Relation, check_name, describe_type, table_name
 from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
-from gids.write.publish import is_dataset, is_shard_folder
-from gids.write.workplace import is_workplace
+from gids.write.workplace import is_dataset, is_shard_folder, is_workplace
 
 K = TypeVar("K", str, Relation)
 V = TypeVar("V")
@@ -40,7 +39,7 @@ IDS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "
 class StoredTable:
     """How a gids dataset stores a table that is read from it.
 
-    scale: of int8, None without. order: the position of each row on disk; None: its id. extra: see Table.
+    scale: of int8, None without. order: the position of each row on disk; None: its id.
     """
 
     dtype: torch.dtype
@@ -48,7 +47,6 @@ class StoredTable:
     row_bytes: int
     page_bytes: int
     order: np.ndarray | None
-    extra: bool
 
 
 @dataclass(frozen=True)

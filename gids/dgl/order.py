@@ -66,12 +66,12 @@ def _proof(graph: Any, relation: Relation, store: FeatureStore, by_id: bool) -> 
     chosen = _positions(own.num_edges, _SAMPLES)
     destinations = np.searchsorted(own.indptr, chosen, side="right") - 1
     ids = chosen if own.edge_ids is None else own.edge_ids[chosen]
-    found = _are_edges(own.indices[chosen], destinations, ids, stored, by_id=by_id)
-    if found.all():
+    are_edges = _are_edges(own.indices[chosen], destinations, ids, stored, by_id=by_id)
+    if are_edges.all():
         return ""
     return (
-        f"{found.sum()} of {len(found)} sampled edges of {describe_type(relation)} ({found.mean():.1%}) are "
-        f"in {store.name}{' with the same ids' if by_id else ''}"
+        f"{are_edges.sum()} of {len(are_edges)} sampled edges of {describe_type(relation)} "
+        f"({are_edges.mean():.1%}) are in {store.name}{' with the same ids' if by_id else ''}"
     )
 
 
@@ -91,12 +91,12 @@ def check_sampled_ids(sampled: Any, graph: Any, types: Collection[Any]) -> None:
         src = ids_of("node", relation[0], sampled.srcnodes[relation[0]].data).numpy()[src[chosen]]
         dst = ids_of("node", relation[2], sampled.dstnodes[relation[2]].data).numpy()[dst[chosen]]
         ids = sampled.edges[relation].data[EID].numpy()[ids[chosen]] if by_id else ids[chosen]
-        found = np.zeros(1, bool)
+        are_edges = np.zeros(1, bool)
         if relation in graph.canonical_etypes:
             own = _topology(graph, relation)
             if src.max() < own.num_src and dst.max() < own.num_dst:
-                found = _are_edges(src, dst, ids, own, by_id=by_id)
-        if not found.all():
+                are_edges = _are_edges(src, dst, ids, own, by_id=by_id)
+        if not are_edges.all():
             raise ValueError(
                 f"a sampled graph has edges of {describe_type(relation)} that are not in the loader's graph"
                 f"{' with these ids' if by_id else ''}: dgl.NID{' or dgl.EID' if by_id else ''} may have ids "

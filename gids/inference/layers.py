@@ -20,9 +20,8 @@ import torch
 from gids.cache.output_dtype import out_dtype_of, out_row_bytes
 from gids.errors import MemoryBudgetError
 from gids.sampler import Block, Minibatch, Neighbor, Topology
-from gids.store import FeatureStore, Table
+from gids.store import Table
 from gids.store.names import Relation
-from gids.write import create_table, temporary_table
 from gids.write.table_writer import TableWriter
 
 Layer = Callable[..., Any]
@@ -115,54 +114,32 @@ def per_type(values: dict[Type, torch.Tensor], homogeneous: bool) -> torch.Tenso
 
 
 class TableSink:
-    """A table of `count` nodes of a type. It is created when the first rows show their shape.
+    """A table of `count` nodes of a type. It is begun when the first rows show their shape.
 
-    dtype: of floating-point rows; other rows keep theirs. key: of the table (None: a temporary one). replace:
-    a table of that name.
+    begin(shape, dtype): makes the table. dtype: of floating-point rows; other rows keep theirs. write() takes
+    the rows in their order.
     """
 
     def __init__(
-        self,
-        store: FeatureStore,
-        ntype: str,
-        count: int,
-        dtype: torch.dtype,
-        *,
-        key: str | None = None,
-        replace: bool = False,
+        self, begin: Callable[[tuple[int, ...], torch.dtype], TableWriter], count: int, dtype: torch.dtype
     ) -> None:
-        self._store, self._ntype, self._count, self._dtype = store, ntype, count, dtype
-        self._key, self._replace = key, replace
+        self._begin, self._count, self._dtype = begin, count, dtype
         self._writer: TableWriter | None = None
         self.layer_dtype = dtype
         """The dtype of the layer's rows."""
 
     @property
-    def writer(self) -> TableWriter:
+    def name(self) -> str:
+        """The name of the table."""
         assert self._writer is not None, "write() was never called"
-        return self._writer
+        return self._writer.name
 
-    def write(self, start: int, rows: torch.Tensor) -> None:
+    def write(self, _start: int, rows: torch.Tensor) -> None:
         if self._writer is None:
             self.layer_dtype = rows.dtype
             dtype = self._dtype if rows.dtype.is_floating_point else rows.dtype
-            shape, key = tuple(rows.shape[1:]), self._key
-            if key is None:
-                self._writer = temporary_table(self._store, self._ntype, self._count, shape, dtype)
-            else:
-                self._writer = create_table(
-                    self._store, key, self._count, shape, dtype, type_=self._ntype, replace=self._replace
-                )
-        self._writer.write(start, rows)
-
-    def finish(self) -> Table:
-        """The finished table."""
-        return self.writer.finish()
-
-    def discard(self) -> None:
-        """Remove the table, unless it was published."""
-        if self._writer is not None:
-            self._writer.discard()
+            self._writer = self._begin((self._count, *rows.shape[1:]), dtype)
+        self._writer.write(rows)
 
 
 class TensorSink:
@@ -358,8 +335,8 @@ class Inputs:
     """The tables that a layer reads: at most one per node type, and tables of edges.
 
     nodes: tables by type. dtypes: of the rows that the layer gets, by type. targets: the nodes whose rows the
-    tables hold (None: all nodes; then layers get ids of types without a table). sinks: that wrote the tables.
-    Attributes: edges; tables: all tables by the names that the loader uses.
+    tables hold (None: all nodes; then layers get ids of types without a table). Attributes: edges; tables:
+    all tables by the names that the loader uses.
     """
 
     def __init__(
@@ -368,17 +345,9 @@ class Inputs:
         dtypes: Mapping[str, torch.dtype],
         edges: EdgeFeatures,
         targets: Targets | None = None,
-        sinks: Iterable[TableSink] = (),
     ) -> None:
         self.edges, self.tables = edges, {**nodes, **edges.tables}
-        self._nodes, self._dtypes, self._targets, self._sinks = nodes, dtypes, targets, list(sinks)
-
-    @classmethod
-    def written(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
-        """The inputs that a layer wrote for these targets."""
-        tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
-        dtypes = {ntype: sink.layer_dtype for ntype, sink in sinks.items()}
-        return cls(tables, dtypes, edges, targets, sinks.values())
+        self._nodes, self._dtypes, self._targets = nodes, dtypes, targets
 
     @property
     def row_bytes(self) -> int:
@@ -408,8 +377,3 @@ class Inputs:
         if self._targets is not None:
             return {t: rows[t].to(self._dtypes[t]) for t in self._nodes}
         return {t: rows[t].to(self._dtypes[t]) if t in self._nodes else ids.to(device) for t, ids in nodes}
-
-    def discard(self) -> None:
-        """Remove the tables that a layer wrote."""
-        for sink in self._sinks:
-            sink.discard()

@@ -7,10 +7,14 @@ of blocks so that cache, rows and blocks stay within the budget for every graph.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,9 +51,10 @@ from gids.sampler import Minibatch, Topology
 from gids.sampler.minibatch import PerType
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table, graphs_of
-from gids.store.names import check_name, describe_type, table_name, table_path
+from gids.store.ids import ID_ROLES
+from gids.store.names import check_name, describe_type, table_path
+from gids.write import DatasetWriter
 from gids.write.export import export_by_id, table_rows
-from gids.write.table_writer import publish_tables
 
 _EXPORT_BYTES = 64 << 20
 _EXPORT_ROWS = 1 << 16
@@ -69,9 +74,9 @@ class LayerwiseResult:
     """The result of layerwise.
 
     values: the last layer's output, [n, …] on the CPU, in the order of `nodes`, or a dictionary by node type;
-    None if it was written to tables. store: the dataset with the new tables. tables: the new tables, by node
-    type. layers: for each layer the number of nodes and blocks, seconds, and the FeatureLoader's stats.
-    nodes: the nodes of each type (None: all).
+    None if it was written. store: the dataset that was written, else the one that was read. tables: of the
+    dataset that was written, by node type. layers: for each layer the number of nodes and blocks, seconds,
+    and the FeatureLoader's stats. nodes: the nodes of each type (None: all).
     """
 
     values: PerType | None
@@ -127,8 +132,8 @@ def layerwise(
     tables: Tables | None = None,
     edge_tables: Tables = (),
     nodes: torch.Tensor | Mapping[str, torch.Tensor | None] | None = None,
-    output: str | None = None,
-    replace: bool = False,
+    output: str | os.PathLike[str] | None = None,
+    key: str = "output",
     dtype: torch.dtype = torch.float32,
     feature_dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
@@ -152,17 +157,19 @@ def layerwise(
             [block.num_edges, …], or a dictionary by relation for the relations with a table.
         nodes: the nodes to compute: int64[n], or a dictionary by node type (None: all nodes of the type).
             None: all nodes of all types.
-        output: key of the tables for the last layer's output, TYPE.KEY for each type; requires all nodes.
-            None: return the output in memory.
-        replace: replace existing tables of that name.
+        output: path of a new dataset with the last layer's output, to be opened beside the first one:
+            gids.open([dataset, output]); requires all nodes. It has the ids of the nodes. None: return the
+            output in memory.
+        key: of its tables, TYPE.KEY for each type.
         dtype: dtype of floating-point rows in all written tables. The rows that a layer gets from the one
             before are rounded to this dtype, and have the dtype that the layer before returned.
         feature_dtype: dtype of node and edge features, as in FeatureLoader (None: the stored one).
         device: device of the rows that layers get, "cpu" or a CUDA device.
         progress: called after every block as progress(layer, nodes done, nodes of this layer).
 
-    Intermediate tables are stored beside the dataset's and are removed at the end, also after an error.
-    Layers run under torch.no_grad(). The caller sets the model's mode.
+    The rows between two layers are on disk, in OUTPUT.partial or, without output, in a new directory beside
+    the dataset, NAME.layers-XXXXXXXX. It is removed at the end, also after an error; after a kill you may
+    remove it. Layers run under torch.no_grad(). The caller sets the model's mode.
 
     Raises KeyError for an unknown table or type, FileExistsError for an output that exists, IndexError for a
     node out of range, FormatError for a dataset without topology or a value that does not fit dtype,
@@ -180,7 +187,7 @@ def layerwise(
     topology = Topology(graphs[0] if homogeneous else graphs)
     asked = _Asked(topology, nodes)
     if output is not None:
-        _check_output(opened, asked, output, replace)
+        _check_output(asked, key)
     stores = opened_source.stores
     features = _tables_by_type(stores, topology, tables, "node", "tables=")
     edge_features = _tables_by_type(stores, topology, edge_tables, "edge", "edge_tables=")
@@ -190,47 +197,54 @@ def layerwise(
     targets = [Targets(topology, asked.nodes)]
     for _ in range(layers.count - 1):
         targets.insert(0, near.needed_by(targets[0]))
+    dtypes = {ntype: out_dtype_of(table, feature_dtype) for ntype, table in features.items()}
+    inputs = Inputs(features, dtypes, edges)
     with ExitStack() as stack:
+        if output is not None:
+            last = DatasetWriter(output)
+            stack.callback(last.close, discard=True)
+            scratch = last.scratch
+        elif layers.count > 1:
+            made = tempfile.TemporaryDirectory(prefix=f"{opened.name}.layers-", dir=opened.path.parent)
+            scratch = Path(stack.enter_context(made))
+        store = opened
+        for index, wanted in enumerate(targets):
+            is_last, before = index == layers.count - 1, store
+            if is_last and output is None:
+                tensors = {t: TensorSink(wanted.count_of(t)) for t in wanted.nodes}
+                values = {t: sink.values for t, sink in run.layer(index, inputs, wanted, tensors).items()}
+                return LayerwiseResult(asked.in_order(values), opened, layers=run.stats, nodes=asked.given)
+            writer = last if is_last else DatasetWriter(scratch / f"layer-{index}")
+            stack.callback(writer.close, discard=True)
+            begin = {t: partial(writer.open_table, "node", t, key) for t in wanted.nodes}
+            sinks = {t: TableSink(begin[t], wanted.count_of(t), dtype) for t in wanted.nodes}
+            sinks = run.layer(index, inputs, wanted, sinks)
+            if is_last:
+                _copy_ids(opened, writer, sinks)
+            writer.commit()
+            if before is not opened and not is_last:  # then all of scratch is removed
+                shutil.rmtree(before.path)
+            store = FeatureStore(writer.path)
+            written = {t: store.table(sink.name) for t, sink in sinks.items()}
+            inputs = Inputs(written, {t: sink.layer_dtype for t, sink in sinks.items()}, edges, wanted)
+    return LayerwiseResult(None, store, written, run.stats, asked.given)
 
-        def table_sinks(wanted: Targets, key: str | None = None) -> dict[str, TableSink]:
-            sinks = {
-                t: TableSink(opened, t, wanted.count_of(t), dtype, key=key, replace=replace)
-                for t in wanted.nodes
-            }
-            for sink in sinks.values():
-                stack.callback(sink.discard)
-            return sinks
 
-        dtypes = {ntype: out_dtype_of(table, feature_dtype) for ntype, table in features.items()}
-        inputs = Inputs(features, dtypes, edges)
-        for index, wanted in enumerate(targets[:-1]):
-            made = run.layer(index, inputs, wanted, table_sinks(wanted))
-            inputs.discard()
-            inputs = Inputs.written(made, wanted, edges)
-        last, index = targets[-1], layers.count - 1
-        if output is None:
-            tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
-            values = {t: sink.values for t, sink in run.layer(index, inputs, last, tensors).items()}
-            return LayerwiseResult(asked.in_order(values), opened, layers=run.stats, nodes=asked.given)
-        written = run.layer(index, inputs, last, table_sinks(last, output))
-        writers = {t: sink.writer for t, sink in written.items()}
-        inputs.discard()  # before publishing, so that a kill afterwards leaves nothing
-        reopened = publish_tables(list(writers.values()))
-        named = {t: reopened.table(writer.name) for t, writer in writers.items()}
-        return LayerwiseResult(None, reopened, named, run.stats, asked.given)
+def _copy_ids(store: FeatureStore, writer: DatasetWriter, types: Collection[str]) -> None:
+    """Copy the ids of nodes of these types."""
+    for nodes in store.manifest.nodes:
+        for role in ID_ROLES:
+            if nodes.type in types and role in nodes.arrays:
+                writer.copy_node_array(nodes.type, role, store.locate.rows(nodes.arrays[role]))
 
 
-def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -> None:
+def _check_output(asked: _Asked, key: str) -> None:
     """Check the output before anything is computed."""
     if not asked.all_nodes:
         raise ValueError("output= needs all nodes, but nodes= selects some: leave one of them out")
-    check_name(key, "output=")
+    check_name(key, "key=")
     for ntype in asked.nodes:
-        name, _ = table_name(ntype, key), table_path(ntype, key)  # which checks its length
-        if name in store.tables and not replace:
-            raise FileExistsError(
-                f"{store.name} already has a table {name!r}: give another key, or replace=True"
-            )
+        table_path(ntype, key)  # which checks its length
 
 
 def _tables_by_type(

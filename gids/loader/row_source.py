@@ -73,8 +73,8 @@ def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables)
 
 
 def default_tables(stores: Iterable[FeatureStore], types: Collection[Any]) -> list[Table]:
-    """Those that a loader takes without tables=: all of these types but the ones that were added later."""
-    return [t for store in stores for t in store.tables.values() if t.type in types and not t.extra]
+    """Those that a loader takes without tables=: all of these types."""
+    return [t for store in stores for t in store.tables.values() if t.type in types]
 
 
 def check_table_fits(table: Table, topology: Topology, dataset: str) -> None:

@@ -5,6 +5,7 @@ Graph: the topology of one relation, memory-mapped, as in-edges (CSC). Made by F
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +19,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from gids.errors import FormatError, MissingError
+from gids.errors import FormatError, MissingError, StorageError
 from gids.store.files import load_array, open_dataset
 from gids.store.ids import ID_ROLES, NodeIds
 from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
-from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
+from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type
 from gids.store.part import Held
 from gids.store.table import Table
 
@@ -93,8 +94,8 @@ class FeatureStore:
 
     Opening reads the manifest and the size and header of every file, but no data (`gids verify` reads all).
     Raises FileNotFoundError; FormatError if the manifest was changed, has another version or names a shard
-    that is not allowed, or if a file is missing or truncated. If the dataset is replaced while it is open,
-    everything stays that of the dataset that was opened, and what was not open yet raises StorageError.
+    that is not allowed, or if a file is missing or truncated. A dataset never changes. If it is removed while
+    it is open, what was opened can still be read, and what was not raises StorageError.
 
     Attributes: path; name (`mag.gids`); part (which part of a dataset it is; None: a whole one); tables (name
     -> Table, in the order written); labels (node type -> Tensor, loaded when first used); splits (node type
@@ -135,7 +136,7 @@ class FeatureStore:
         )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
-        return _reopen, (os.fspath(self.path), self._allow_dirs, self.locate.contents)
+        return _opened_again, (os.fspath(self.path), self._allow_dirs, self.locate.contents)
 
     def __repr__(self) -> str:
         return f"FeatureStore({os.fspath(self.path)!r}, tables={list(self.tables)})"
@@ -156,14 +157,12 @@ class FeatureStore:
         return list(self._relations)
 
     def table(self, name: str | None = None) -> Table:
-        """The table with this name, or with this key if only one table has it; None: the only table of nodes
-        that was not added later.
+        """The table with this name, or with this key if only one table has it; None: the only table of nodes.
 
         Raises MissingError.
         """
         if name is None:
-            own = {n: t for n, t in self.tables.items() if t.kind == "node" and not t.extra}
-            return self._only(own, "node table")
+            return self._only({n: t for n, t in self.tables.items() if t.kind == "node"}, "node table")
         if name in self.tables:
             return self.tables[name]
         matches = [t for t in self.tables.values() if t.key == name]
@@ -178,10 +177,6 @@ class FeatureStore:
         """The table of a kind ("node" or "edge"), type (node type or (src, rel, dst)) and key, or None."""
         wanted = (kind, type_, key)
         return next((t for t in self.tables.values() if (t.kind, t.type, t.key) == wanted), None)
-
-    def reopen(self) -> FeatureStore:
-        """Open the dataset again, to see tables and heat that were added since."""
-        return FeatureStore(self.path, allow_dirs=self._allow_dirs)
 
     def read_rows(
         self, ids: torch.Tensor | np.ndarray | Sequence[int], table: str | None = None
@@ -299,20 +294,6 @@ class FeatureStore:
             )
         return self.locate.map(entry)
 
-    def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
-        """Split a table name into (type, key); if several types match, the longest. Raises MissingError."""
-        types: list[str | Relation] = [*self._nodes, *self._relations]
-        matches = [t for t in types if name.startswith(table_name(t, ""))]
-        if not matches and "." not in name:
-            return self._nodes_entry(None).type, name
-        if not matches:
-            listed = ", ".join(map(describe_type, types))
-            raise MissingError(
-                f"table name {name!r} has no type of {self.name} ({listed}): use TYPE.KEY, or give type_="
-            )
-        type_ = max(matches, key=lambda t: len(table_name(t, "")))
-        return type_, name.removeprefix(table_name(type_, ""))
-
     def _table(self, entry: TableEntry) -> Table:
         part, type_ = self.part, entry.type
         if part is None:
@@ -400,10 +381,11 @@ def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack)
     return opened
 
 
-def _reopen(path: str, allow_dirs: tuple[str, ...], contents: Mapping[str, int]) -> FeatureStore:
-    """A pickled store's copy. Tables may have been added; what it had must be there."""
+def _opened_again(path: str, allow_dirs: tuple[str, ...], contents: Mapping[str, int]) -> FeatureStore:
+    """A pickled store's copy."""
     store = FeatureStore(path, allow_dirs=allow_dirs)
-    store.locate.check_contents(contents)
+    if store.locate.contents != contents:
+        raise StorageError(errno.ESTALE, "the dataset is not the one that was pickled: open it again", path)
     return store
 
 

@@ -32,15 +32,7 @@ from gids.errors import FormatError, StorageError, naming
 from gids.store.dtypes import ARRAY_DTYPES, check_scales, make_bools_proper
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
 from gids.store.rows import FileRows, read_exactly
-from gids.stored_file import (
-    AnyFile,
-    Directory,
-    Seen,
-    StoredFile,
-    opened,
-    replaced,
-    seen,
-)
+from gids.stored_file import AnyFile, Directory, StoredFile, opened
 
 
 def _guarded(name: str) -> Callable[..., Any]:
@@ -124,7 +116,6 @@ def private_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.frombuffer(mapping, dtype=torch.int64, count=array.size, offset=array.offset)  # type: ignore[attr-defined]
 
 
-_TRIES = 10
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
@@ -160,12 +151,6 @@ def _open_directory(root: Path) -> Directory:
             f"{root} has no {MANIFEST}; is it a gids dataset? `gids convert` makes one"
         ) from None
     except FileNotFoundError:
-        aside = root.with_name(f"{root.name}.partial") / "replaced"
-        if aside.is_dir():
-            raise FileNotFoundError(
-                f"no dataset at {root}: a conversion was killed while it replaced the dataset. "
-                f"Run the same command again, or rename {aside} to {root}"
-            ) from None
         raise FileNotFoundError(
             f"no dataset at {root}: make one with `gids convert SOURCE {root}` "
             "(`gids generate SOURCE` makes data to try it with)"
@@ -177,9 +162,8 @@ class Locator:
 
     After symbolic links are followed, a path must be inside the dataset, or (shards only) inside one of
     ``allow_dirs``. Files are opened through the directory, so they are those of the dataset that was at
-    `root` when the Locator was made, even if it is replaced meanwhile. A file that was seen once must stay
-    the same one. After close(), and in a pickle's copy, the directory is opened again for each file; then
-    the dataset at `root` must have all that the manifest named, except heat.
+    `root` when the Locator was made. After close(), and in a pickle's copy, the directory is opened again for
+    each file; then the dataset at `root` must have all that the manifest named, except heat.
 
     Raises FileNotFoundError, FormatError if `root` is no directory.
     """
@@ -190,11 +174,11 @@ class Locator:
         self.root = root
         self.allowed = tuple(Path(d).resolve() for d in allow_dirs)
         self._directory: Directory | None = _open_directory(root)
-        self._contents: Mapping[str, int] | None = None  # of the manifest that was read
-        self._seen: dict[str, Seen] = {}
+        self.contents: Mapping[str, int] = {}
+        """Of the manifest that was read. See Manifest.contents."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_directory": None, "_seen": {}}
+        return self.__dict__ | {"_directory": None}
 
     def close(self) -> None:
         """Close the directory, once no other thread opens a file. Idempotent."""
@@ -202,87 +186,44 @@ class Locator:
 
     def read_manifest(self) -> Manifest:
         """Read the manifest. Raises FormatError."""
-        path = self.root / MANIFEST
-        directory = self._directory or _open_directory(self.root)
-        data = self._manifest_bytes(directory)
-        if data is None and self._contents is None and not directory.is_at(self.root):
-            directory = self._directory = _open_directory(self.root)  # it was replaced, and removed
-            data = self._manifest_bytes(directory)
-        if data is None:
+        path, directory = self.root / MANIFEST, self._directory or _open_directory(self.root)
+        try:
+            is_file = stat.S_ISREG(directory.stat(MANIFEST).st_mode)
+        except FileNotFoundError:
+            is_file = False
+        if not is_file:
             cure = "is it a gids dataset? `gids convert` makes one"
             if self.root.suffix == ".partial":
                 cure = "to finish it, run the same `gids convert` command again"
             elif any(self.root.glob("part-[0-9]*.gids")):
                 cure = "it is a directory of parts: open it with gids.distributed.open(), or one of its parts"
             raise FormatError(f"{self.root} has no {MANIFEST}; {cure}")
+        with open(directory.open(MANIFEST), "rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
         with naming(str(path)):
             manifest = load_manifest(data)
-        self._contents = manifest.contents()
+        self.contents = manifest.contents()
         return manifest
 
-    def _manifest_bytes(self, directory: Directory) -> bytes | None:
-        try:
-            if not stat.S_ISREG(directory.stat(MANIFEST).st_mode):
-                return None
-            with open(directory.open(MANIFEST), "rb") as file:
-                self._seen[MANIFEST] = seen(os.fstat(file.fileno()))
-                return file.read(MAX_MANIFEST_BYTES + 1)
-        except FileNotFoundError:
-            return None
-
-    def was_changed(self) -> bool:
-        """Whether `root` has another manifest by now than the one that was read."""
-        try:
-            now = seen(os.stat(self.root / MANIFEST))
-        except OSError:
-            return False
-        return now != self._seen.get(MANIFEST)
-
-    def check_unchanged(self) -> None:
-        """Raise StorageError if `root` leads to another dataset by now."""
-        if not self._current().is_at(self.root):
-            raise replaced(self.root, self.root)
-
-    def check_contents(self, contents: Mapping[str, int]) -> None:
-        """Raise StorageError unless the manifest that was read has all of this. See Manifest.contents."""
-        if self._contents is None or not contents.items() <= self._contents.items():
-            raise replaced(self.root, self.root)
-
-    @property
-    def contents(self) -> Mapping[str, int]:
-        """Of the manifest that was read."""
-        return self._contents or {}
-
     def open(self, name: str) -> int:
-        """Open a file for reading: the one that was at this path, as in the manifest, when it was first seen.
+        """Open the file at this path, as in the manifest, for reading.
 
-        Returns a descriptor. Raises StorageError if it was replaced, changed or removed, OSError.
+        Returns a descriptor. Raises StorageError if it was removed, OSError.
         """
-        directory, path = self._current(), self.root / name
+        path = self.root / name
         try:
-            fd = directory.open(name)
+            return self._current().open(name)
         except OSError as error:
+            if isinstance(error, StorageError):
+                raise
             if error.errno in _GONE:
-                raise self._changed(directory, path, "replaced or removed") from None
+                what = "the file was removed after the dataset was opened: open it again"
+                raise StorageError(errno.ESTALE, what, path) from None
             raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
-        try:
-            now = seen(os.fstat(fd))
-            before = self._seen.setdefault(name, now)
-            if now[:1] == before[:1] and now[1] < before[1]:
-                what = "the file was truncated after the dataset was opened"
-                raise StorageError(errno.ENODATA, what, path)
-            if now != before:
-                raise self._changed(directory, path, "replaced or changed")
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
 
     def stat(self, name: str) -> os.stat_result:
-        """os.stat() of a file, which open() must then find unchanged. Raises OSError."""
-        status = self._current().stat(name)
-        self._seen.setdefault(name, seen(status))
-        return status
+        """os.stat() of a file. Raises OSError."""
+        return self._current().stat(name)
 
     def _current(self) -> Directory:
         if (directory := self._directory) is not None:  # close() may come from another thread
@@ -291,16 +232,12 @@ class Locator:
             again = Locator(self.root)
             again.read_manifest()
         except (FormatError, FileNotFoundError):
-            raise replaced(self.root, self.root) from None
-        again.check_contents(self.contents)
+            again = None
+        if again is None or not self.contents.items() <= again.contents.items():
+            what = f"the dataset {self.root} is not the one that was opened: open it again"
+            raise StorageError(errno.ESTALE, what, self.root)
         assert again._directory is not None
         return again._directory
-
-    def _changed(self, directory: Directory, path: Path, verb: str) -> StorageError:
-        if not directory.is_at(self.root):
-            return replaced(self.root, path)
-        what = f"the file was {verb} after the dataset was opened: open it again"
-        return StorageError(errno.ESTALE, what, path)
 
     def _file(self, name: str) -> StoredFile:
         return StoredFile(self.root / name, partial(self.open, name))
@@ -375,18 +312,15 @@ def _faults(manifest: Manifest, locate: Locator) -> Iterator[str | Exception]:
 
 
 def open_dataset(root: Path, allow_dirs: Sequence[str | os.PathLike[str]] = ()) -> tuple[Locator, Manifest]:
-    """Open a dataset, and check its files as `faults` does. Begins again if it was changed meanwhile.
+    """Open a dataset, and check its files as `faults` does.
 
     Raises FileNotFoundError, PermissionError, FormatError for the first other fault.
     """
-    for _ in range(_TRIES):
-        locate = Locator(root, allow_dirs)
-        manifest = locate.read_manifest()
-        fault = next(_faults(manifest, locate), None)
-        if fault is None:
-            return locate, manifest
-        if not locate.was_changed():
-            break
+    locate = Locator(root, allow_dirs)
+    manifest = locate.read_manifest()
+    fault = next(_faults(manifest, locate), None)
+    if fault is None:
+        return locate, manifest
     if isinstance(fault, PermissionError):
         raise fault
     raise FormatError(str(fault))

@@ -133,7 +133,7 @@ class TableEntry:
     order: ArrayEntry | None = None
     """The position of each row on disk; None if it is the id."""
     extra: Annotated[bool, _true] | None = None
-    """True: loaders take it only where it is named."""
+    """True in datasets of earlier versions, of tables that were added. Not used."""
 
     @property
     def name(self) -> str:
@@ -161,7 +161,6 @@ def table_entry(
     shards: Sequence[str],
     checksums: str,
     scale: str | None = None,
-    extra: bool = False,
 ) -> TableEntry:
     """The entry of a new table of values[shape], whose checksums have no CRC32C yet. Raises FormatError."""
     element = dtype_name(dtype)
@@ -177,7 +176,6 @@ def table_entry(
         shards=tuple(shards),
         checksums=ArrayEntry(checksums, "uint32", (layout.page_count,), 0),
         scale=None if scale is None else ScaleEntry(scale),
-        extra=extra or None,
     )
 
 

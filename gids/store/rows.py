@@ -3,7 +3,7 @@
 Made by the converters; writers read ranges from several threads at once. Knows no datasets.
 
 PageReader reads the pages of a table from the first to the last, without the memory map and the page cache.
-Called by Table.scan, `verify`, restripe and `gids partition`.
+Called by Table.scan, `verify` and `gids partition`.
 
 Checks of whole arrays: ids, indptr, row orders, checksums. Called by `verify` and by the writers.
 """

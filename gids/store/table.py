@@ -47,8 +47,7 @@ class Table:
     it is the number of nodes or edges of the whole dataset), shape (of one row), dtype (of rows in memory),
     stored_dtype (on disk: int8 if scale is not None, else dtype), scale (None, "row" or "column"), row_bytes
     (on disk), page_bytes, rows_per_page, page_count, shards (files), shard_paths, pages_crc (of the checksums
-    of all pages), content_crc (the same, with those of order and scales), extra (it was added later: loaders
-    take it only where it is named).
+    of all pages), content_crc (the same, with those of order and scales).
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Table:
         self.kind: str = entry.kind
         self.type: str | Relation = entry.type
         self.key: str = entry.key
-        self.extra = entry.extra is True
         self.shape: tuple[int, ...] = entry.shape
         self.stored_dtype: torch.dtype = TABLE_DTYPES[entry.dtype]
         self.scale: str | None = None if entry.scale is None else entry.scale.per
@@ -109,11 +107,11 @@ class Table:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for the same rows in the same files, and not for those of a dataset that was replaced."""
+        """Equal for the same rows in the same files."""
         return (*self.shard_paths, self.content_crc)
 
     def opened(self, *, check_crc: bool) -> Table:
-        """The same table, whose order, scales and checksums are open: it can be read if it is replaced.
+        """The same table, whose order, scales and checksums are open.
 
         check_crc: the order is in memory, and compared with its checksum in the manifest. (Scales always
         are.) Raises StorageError.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +30,11 @@ from gids.store.rows import (
     file_crc32c,
     in_order,
 )
-from gids.stored_file import StoredFile, replaced
+from gids.stored_file import StoredFile
 
 _BLOCK_BYTES = 8 << 20
 _BOOLS = "a bool must be 0 or 1; other bytes are read as 1"
 _BLOCKS_AT_ONCE = 256
-_SAMPLED_PAGES = 64
 _MOST_LINES = 100  # for pages of one table
 
 
@@ -57,23 +55,13 @@ def verify(
     number of edges, that numbers of nodes and edges are in range, that edges are in the order of their times,
     that the ids of nodes are sorted by key, that heat is finite and that bool is 0 or 1. Reads everything
     once (the graph twice, and with times three times), in bounded memory, and leaves nothing in the page
-    cache. If the dataset, or a table, is replaced meanwhile, begins again; raises StorageError if there was a
-    fault before. Stops early if most of a sample of 64 pages of a large table are wrong. Prints up to 100
-    faulty pages per table and the number of others. on_total(bytes), on_bytes(n): progress.
+    cache. Prints up to 100 faulty pages per table and the number of others. on_total(bytes), on_bytes(n):
+    progress.
     """
     root = Path(os.path.abspath(path))
-    while True:
-        told = False
-        is_whole = (root / MANIFEST).exists() or not part_paths(root)
-        faults_of = _dataset_faults if is_whole else _parts_faults
-        try:
-            for fault in faults_of(root, allow_dirs, workers, on_total, on_bytes):
-                told = True
-                yield fault
-            return
-        except StorageError as error:
-            if error.errno != errno.ESTALE or told:
-                raise
+    is_whole = (root / MANIFEST).exists() or not part_paths(root)
+    faults_of = _dataset_faults if is_whole else _parts_faults
+    yield from faults_of(root, allow_dirs, workers, on_total, on_bytes)
 
 
 def _dataset_faults(
@@ -83,7 +71,7 @@ def _dataset_faults(
     on_total: Callable[[int], None],
     on_bytes: Callable[[int], None],
 ) -> Iterator[str]:
-    """See verify. Raises StorageError (ESTALE) if the dataset or a table is replaced meanwhile."""
+    """See verify."""
     try:
         locate = Locator(root, allow_dirs)
         manifest = locate.read_manifest()
@@ -91,15 +79,9 @@ def _dataset_faults(
         yield str(error)
         return
     broken = list(faults(manifest, locate))
-    if broken and locate.was_changed():
-        raise replaced(root, root)
     yield from broken
     if broken:
         return  # truncated or missing files cannot be read
-    broken = [fault for table in manifest.tables for fault in _sampled_faults(table, locate)]
-    yield from broken
-    if broken:
-        return
     pages = sum(t.geometry.page_count * t.page_bytes for t in manifest.tables)
     on_total(pages + sum(map(array_bytes, manifest.arrays())))
     for entry in manifest.arrays():
@@ -140,7 +122,7 @@ def _parts_faults(
     on_bytes: Callable[[int], None],
 ) -> Iterator[str]:
     """See _dataset_faults. root: a directory of parts."""
-    paths, inode, total = part_paths(root), os.stat(root).st_ino, 0
+    paths, total = part_paths(root), 0
 
     def add_total(size_bytes: int) -> None:
         nonlocal total
@@ -151,11 +133,9 @@ def _parts_faults(
         checked = verify(path, allow_dirs=allow_dirs, workers=workers, on_total=add_total, on_bytes=on_bytes)
         yield from (f"{path.name}: {fault}" for fault in checked)
 
-    for check in (directory_faults(paths), *map(faults_of, paths)):
-        told = list(check)
-        if os.stat(root).st_ino != inode:
-            raise replaced(root, root)
-        yield from told
+    yield from directory_faults(paths)
+    for path in paths:
+        yield from faults_of(path)
 
 
 def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Iterator[str]:
@@ -235,30 +215,7 @@ def _raised(check: Callable[..., Iterator[object]], path: StoredFile, *arguments
         for _ in check(*arguments, _BLOCK_BYTES):
             pass
     except (FormatError, StorageError) as error:
-        if isinstance(error, StorageError) and error.errno == errno.ESTALE:
-            raise
         yield f"{path}: {error}"
-
-
-def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
-    """Yield one line if most of a sample of a large table's pages are wrong."""
-    layout, wrong = table.geometry, 0
-    if layout.page_count < 16 * _SAMPLED_PAGES:
-        return
-    sums = locate.map(table.checksums)
-    with PageReader(layout, shard_files(table, locate)) as reader:
-        for number in np.linspace(0, layout.page_count - 1, _SAMPLED_PAGES).astype(np.int64).tolist():
-            try:
-                page = reader.pages(number, 1)
-            except StorageError:
-                return  # the full pass reports the position
-            wrong += int(_core.crc32c(page)[0] != sums[number])
-    if wrong > _SAMPLED_PAGES // 2:
-        yield (
-            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, sampled from the whole table, fail their "
-            "CRC32C check. These are not the shards that were written; nothing else was checked. Restore the "
-            "dataset, or convert the source again"
-        )
 
 
 def _table_faults(

@@ -1,14 +1,13 @@
 """DatasetWriter: builds a dataset beside its final path, syncs it, and renames it to that path.
 
 Called by the converters and by users. A reader of the final path sees the whole dataset or none. With a
-`resume_key`, a killed conversion resumes.
+`resume_key`, a killed conversion keeps the tables and arrays that were finished.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ import torch
 from gids.errors import FormatError, StorageError, naming
 from gids.store.dtypes import TABLE_DTYPES, check_scale, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
-from gids.store.geometry import DEFAULT_PAGE_BYTES, div_ceil, table_page_bytes
+from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
 from gids.store.manifest import (
     ArrayEntry,
     Manifest,
@@ -39,10 +38,10 @@ from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
 from gids.write.narrow import Narrowing, Tally, column_scales, narrowed, quantized
-from gids.write.page_sink import PageSink, table_files, write_rows
-from gids.write.publish import dataset_path, stripe_directories
-from gids.write.row_order import InEdges, ScatteredRows, as_positions, bucket_rows_for, bytes_needed
-from gids.write.workplace import Workplace
+from gids.write.page_sink import PageSink, write_rows
+from gids.write.row_order import InEdges, ScatteredRows, as_positions
+from gids.write.table_writer import TableWriter
+from gids.write.workplace import Workplace, dataset_path
 
 _PIECE_BYTES = 8 << 20
 
@@ -55,13 +54,12 @@ class DatasetWriter:
 
     path: the dataset to make, NAME.gids. page_bytes: page size of tables, a multiple of 512; longer rows get
     longer pages. stripe: number of shards in the dataset's directory, or directories that get one shard each.
-    workers: number of threads. memory_bytes: limit of the memory for buffers. overwrite: replace an existing
-    dataset. resume_key: JSON that describes the input. A later writer with an equal key resumes unfinished
-    work; without a key, unfinished work is removed. sync_bytes: bytes between syncs; a kill loses at most
-    this much. on_bytes(n): progress, from any thread.
+    workers: number of threads. memory_bytes: limit of the memory for buffers. resume_key: JSON that describes
+    the input. A later writer with an equal key keeps the tables and arrays that are finished; without a key,
+    unfinished work is removed. on_bytes(n): progress, from any thread.
 
-    Raises FileExistsError, FormatError, and StorageError if the disk is full (errno ENOSPC, EDQUOT, EFBIG).
-    Then nothing is published.
+    Raises FileExistsError if something is at `path`, FormatError, and StorageError if the disk is full (errno
+    ENOSPC, EDQUOT, EFBIG). Then nothing is published.
 
     Attributes: resumed (whether work of an earlier writer is resumed); restart_reason (why existing work is
     not resumed, or "").
@@ -75,9 +73,7 @@ class DatasetWriter:
         stripe: int | Sequence[str | os.PathLike[str]] = 1,
         workers: int = 2,
         memory_bytes: int = 256 << 20,
-        overwrite: bool = False,
         resume_key: Mapping[str, Any] | None = None,
-        sync_bytes: int = 256 << 20,
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         table_page_bytes(1, page_bytes)
@@ -85,22 +81,23 @@ class DatasetWriter:
             raise ValueError(
                 f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB"
             )
-        stripe_dirs = [] if isinstance(stripe, int) else stripe_directories(stripe)
+        if isinstance(stripe, str | os.PathLike):  # of which each character would be a directory
+            raise TypeError(f"stripe must be a list of directories: give [{os.fspath(stripe)!r}]")
+        stripe_dirs = [] if isinstance(stripe, int) else [Path(directory) for directory in stripe]
         self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
         if self._shard_count < 1:
             raise ValueError(f"stripe={stripe!r}; it must be 1 or more shards, or a list of directories")
         self.path = dataset_path(path)
         self._page_bytes, self._workers, self._memory_bytes = page_bytes, workers, memory_bytes
-        self._sync_bytes, self._on_bytes = sync_bytes, on_bytes
+        self._on_bytes = on_bytes
         self._counts: dict[str, int] = {}
         self._node_arrays: dict[str, dict[str, ArrayEntry]] = {}
         self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
         self._sorted_by: dict[Relation, str] = {}
         self._tables: list[TableEntry] = []
+        self._open_tables: list[TableWriter] = []
         self._resumable = resume_key is not None
-        self._workplace = Workplace(
-            self.path, stripe_dirs, resume_key, overwrite=overwrite, on_bytes=on_bytes
-        )
+        self._workplace = Workplace(self.path, stripe_dirs, resume_key, on_bytes=on_bytes)
         self._once = self._workplace.once
         self._root = self._workplace.root
         self.resumed = self._workplace.resumed
@@ -120,14 +117,6 @@ class DatasetWriter:
     def has_progress(self) -> bool:
         """Whether a later writer with the same key would find work to resume."""
         return self._workplace.has_progress
-
-    def has_graph(self, relation: Relation) -> bool:
-        """Whether the topology of a relation is written, by an earlier writer perhaps."""
-        return self._workplace.is_done(_graph_item(relation))
-
-    def has_table(self, type_: str | Relation, key: str) -> bool:
-        """Whether a table is written, by an earlier writer perhaps."""
-        return self._workplace.is_done(_table_item(type_, key))
 
     def expect_bytes(self, size_bytes: int) -> None:
         """Set the total number of bytes, for the error when the disk is full."""
@@ -156,7 +145,6 @@ class DatasetWriter:
         scale: str | None = None,
         order: RowOrder | None = None,
         page_bytes: int | None = None,
-        extra: bool = False,
     ) -> tuple[Narrowing, Tally] | None:
         """Write one table.
 
@@ -166,48 +154,82 @@ class DatasetWriter:
         int8: one scale per row or column; "column" reads the source twice. order: the position of each row on
         disk, int[row_count], each position once, or a function that returns it. Readers still use ids. An
         order needs the size of the table as scratch space on disk. page_bytes: page size of this table; None:
-        that of the writer. extra: loaders take the table only if tables= names it.
+        that of the writer.
 
         Returns how values were rounded and the largest error, or None if all values are exact.
         """
         rows = as_rows(rows)
         dtype = dtype or rows.dtype
         name = table_name(type_, key)
-        _refuse_twice(f"table {name!r}", any(t.name == name for t in self._tables))
         if not rows.shape:
             raise FormatError(f"table {name!r} is a single number; its first dimension must be rows")
-        if isinstance(type_, str):
-            self.add_nodes(type_, rows.shape[0])
-        else:
-            self._add_edges(type_, rows.shape[0])
         folder = table_path(type_, key)
         with naming(f"table {name!r}"):
             if scale is not None:
                 check_scale(scale, "scale")
             narrowing = Narrowing.of(rows.dtype, dtype, scale)
-            entry = table_entry(
-                kind,
-                type_,
-                key,
-                rows.shape,
-                dtype,
-                page_bytes=self._page_bytes if page_bytes is None else page_bytes,
-                shards=shard_paths(folder, self._workplace.folders, self._shard_count),
-                checksums=f"tables/{folder}/checksum.bin",
-                scale=scale,
-                extra=extra,
-            )
+        entry = self._entry(kind, type_, key, rows.shape, dtype, page_bytes, scale)
+        with naming(f"table {name!r}"):
             if order is not None:
                 entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
             if scale == "column":
                 columns = self._write_column_scales(folder, rows, entry)
                 entry = replace(entry, scale=ScaleEntry(scale, columns))
             item, size_bytes = _table_item(type_, key), entry.geometry.page_count * entry.page_bytes
-            done = self._once(
-                item, size_bytes, lambda: self._write_pages(item, rows, dtype, entry, narrowing)
-            )
+            done = self._once(item, size_bytes, lambda: self._write_pages(rows, dtype, entry, narrowing))
         self._tables.append(entry.with_crc(done["crc32c"]))
         return None if narrowing is None else (narrowing, Tally(done["rounding"]))
+
+    def open_table(
+        self,
+        kind: str,
+        type_: str | Relation,
+        key: str,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        *,
+        page_bytes: int | None = None,
+    ) -> TableWriter:
+        """A table that is written block by block, in the order of its rows. See TableWriter.
+
+        shape: [row_count, *shape of a row]. The other arguments are those of write_table. A writer with a
+        resume_key writes it again when it resumes.
+        """
+        entry = self._entry(kind, type_, key, tuple(shape), dtype, page_bytes)
+        table = TableWriter(self._root, entry, self._tables.append)
+        self._open_tables.append(table)
+        return table
+
+    def _entry(
+        self,
+        kind: str,
+        type_: str | Relation,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        page_bytes: int | None,
+        scale: str | None = None,
+    ) -> TableEntry:
+        """The entry of a new table, whose type is declared."""
+        name, folder = table_name(type_, key), table_path(type_, key)
+        names = {t.name for t in self._tables} | {t.name for t in self._open_tables}
+        _refuse_twice(f"table {name!r}", name in names)
+        if isinstance(type_, str):
+            self.add_nodes(type_, shape[0])
+        else:
+            self._add_edges(type_, shape[0])
+        with naming(f"table {name!r}"):
+            return table_entry(
+                kind,
+                type_,
+                key,
+                shape,
+                dtype,
+                page_bytes=self._page_bytes if page_bytes is None else page_bytes,
+                shards=shard_paths(folder, self._workplace.folders, self._shard_count),
+                checksums=f"tables/{folder}/checksum.bin",
+                scale=scale,
+            )
 
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
         row_bytes = entry.geometry.row_bytes
@@ -226,30 +248,16 @@ class DatasetWriter:
         path = f"tables/{folder}/order.npy"
         return self._write_array(f"order {folder}", path, position_dtype(row_count), (row_count,), pieces())
 
-    def _scattered(self, item: str, rows: Rows, entry: TableEntry) -> ScatteredRows:
-        """The rows in the table's order, after they are scattered to buckets."""
-        assert entry.order is not None
-        bucket_rows = self._once(f"buckets of {item}", 0, lambda: bucket_rows_for(rows, self._memory_bytes))
-        path = self._workplace.aside / encode_path(entry.name)
-        scattering = f"scattering {item}"
-        first_row = self._workplace.saved(scattering, {path: bytes_needed(rows)}) or 0
-        scattered = ScatteredRows(rows, self._map(entry.order), path, bucket_rows)
-        scattered.scatter(first_row, lambda n: self._workplace.save(scattering, n), self._sync_bytes)
-        return scattered
-
     def _write_pages(
-        self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
+        self, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
     ) -> dict[str, Any]:
         """Returns the CRC32C of the checksums, and the Tally of values that were rounded, as JSON."""
-        layout = entry.geometry
-        before = self._workplace.saved(item, table_files(self._root, entry))
-        first_row = before["rows"] if before else 0
-        self._on_bytes(div_ceil(first_row, layout.rows_per_page) * layout.page_bytes)
         source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-        tally = Tally(before["rounding"] if before else None)
-        memory_bytes = self._memory_bytes
-        if entry.order is not None and first_row < layout.row_count:
-            rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
+        tally, memory_bytes = Tally(), self._memory_bytes
+        reordered = self.scratch / "reordered-rows"
+        if entry.order is not None:
+            rows = ScatteredRows(rows, self._map(entry.order), reordered, memory_bytes)
+            memory_bytes //= 2
         if entry.scale is not None:
             columns = entry.scale.columns
             scales = None if columns is None else load_scales(self._root / columns.path, columns)
@@ -257,23 +265,18 @@ class DatasetWriter:
         elif narrowing is not None:
             rows = narrowed(rows, dtype, tally)
 
-        def on_sync(count: int) -> None:
-            self._workplace.save(item, {"rows": count, "rounding": tally.to_json()})
-
-        with PageSink(self._root, entry, sync_bytes=self._sync_bytes, on_sync=on_sync) as sink:
-            sink.resume(first_row)
+        with PageSink(self._root, entry) as sink:
             write_rows(
                 rows,
                 dtype,
                 sink,
-                first_row,
                 source_row_bytes=source_row_bytes,
                 workers=self._workers,
                 memory_bytes=memory_bytes,
                 on_bytes=self._on_bytes,
             )
             crc = sink.finish()
-        shutil.rmtree(self._workplace.aside, ignore_errors=True)
+        reordered.unlink(missing_ok=True)
         return {"crc32c": crc, "rounding": tally.to_json()}
 
     def write_graph(
@@ -446,6 +449,12 @@ class DatasetWriter:
         pieces = checked_ids(ids, self._counts[ntype], f"{split}_idx", _PIECE_BYTES)
         self._write_node_array(ntype, f"{split}_idx", "int64", ids.shape, pieces)
 
+    def copy_node_array(self, ntype: str, role: str, rows: Values) -> None:
+        """Write an array of a dataset as it is: ids or heat. The type is declared."""
+        values = as_rows(rows)
+        pieces = (block.numpy() for _, block in blocks(values, _PIECE_BYTES))
+        self._write_node_array(ntype, role, dtype_name(values.dtype), values.shape, pieces)
+
     def _write_node_array(
         self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
     ) -> None:
@@ -501,8 +510,10 @@ class DatasetWriter:
             self._write_node_array(ntype, "out_degree", "uint32", (count,), pieces)
 
     def commit(self, check: Callable[[], None] = lambda: None) -> None:
-        """Finish, sync and publish the dataset. Raises FormatError if its parts do not agree. check: see
-        Workplace.publish."""
+        """Finish, sync and publish the dataset. Raises FormatError if its parts do not agree, and ValueError
+        if a table of open_table lacks rows. check: see Workplace.publish."""
+        for table in self._open_tables:
+            table.finish()
         self._write_out_degrees()
         nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
         relations = [
@@ -513,6 +524,8 @@ class DatasetWriter:
 
     def close(self, *, discard: bool) -> None:
         """Stop without publishing. discard: remove what was written; else it can be resumed."""
+        for table in self._open_tables:
+            table.close()
         self._workplace.close(discard=discard)
 
     def __enter__(self) -> DatasetWriter:
@@ -535,6 +548,6 @@ def _table_item(type_: str | Relation, key: str) -> str:
 
 
 def _refuse_twice(what: str, is_there: bool) -> None:
-    """Raise FormatError for what was written already: the journal would keep the first one."""
+    """Raise FormatError for what was written already."""
     if is_there:
         raise FormatError(f"{what} occurs twice: write it once")

@@ -22,7 +22,6 @@ from gids.store.dtypes import SCALE_BYTES, split_rows
 from gids.store.files import npy_header
 from gids.store.ids import NodeIds
 from gids.write.files import check_space
-from gids.write.publish import already_exists
 
 ID_SUFFIXES = (".parquet", ".csv")
 _ID_BYTES = 200  # of memory per id, as a Python object and as a column
@@ -102,7 +101,8 @@ def _check_path(path: Path, overwrite: bool) -> None:
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is no regular file, so it is not replaced: choose another name")
     if path.exists() and not overwrite:
-        raise already_exists(path)
+        cure = "choose another name, or replace it (--overwrite; in Python overwrite=True)"
+        raise FileExistsError(f"{path} already exists: {cure}")
 
 
 @contextmanager

@@ -74,6 +74,15 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file, or replace it, in one step that survives a loss of power. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    write_synced(new, data)
+    sync_directory(path.parent)
+    os.rename(new, path)
+    sync_directory(path.parent)
+
+
 def sync_files(fds: Iterable[int]) -> None:
     """Sync files and drop them from the page cache. Raises OSError."""
     for fd in fds:
@@ -94,9 +103,9 @@ def link_file(old: Path, new: Path) -> None:
 
 
 def open_sized(stack: contextlib.ExitStack, path: Path, size_bytes: int) -> int:
-    """Open or make a file of this size, until the stack closes. Keeps existing content."""
+    """Make or empty a file, and give it this size. It is open until the stack closes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     stack.callback(os.close, fd)
     os.ftruncate(fd, size_bytes)
     return fd
@@ -194,11 +203,10 @@ def write_array(
         return file.finish()
 
 
-def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path] = ()) -> int:
+def check_space(needed: Iterable[tuple[Path, int]]) -> int:
     """Raise StorageError (ENOSPC) if a file system has too little space. Returns the bytes that are needed.
 
-    needed: (directory, bytes to be written there). written: directories whose files are already written, when
-    a conversion resumes.
+    needed: (directory, bytes to be written there).
     """
     totals: Counter[int] = Counter()
     directories: dict[int, Path] = {}
@@ -206,15 +214,6 @@ def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path] = ()
         device = directory.stat().st_dev
         totals[device] += size_bytes
         directories.setdefault(device, directory)
-    needed_bytes = totals.total()
-    for root in written:
-        files: dict[int, tuple[int, int]] = {}  # by inode, because a file may have several names
-        for folder, _, names in os.walk(root):
-            device = os.stat(folder).st_dev  # in an overlay, that of its files may be another
-            for status in (os.lstat(os.path.join(folder, name)) for name in names):
-                files[status.st_ino] = device, status.st_blocks * 512
-        for device, size_bytes in files.values():
-            totals[device] -= size_bytes
     for device, directory in directories.items():
         disk = os.statvfs(directory)
         free = disk.f_bavail * disk.f_frsize
@@ -224,4 +223,4 @@ def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path] = ()
                 f"{format_bytes(free)} free on the disk of"
             )
             raise StorageError(errno.ENOSPC, message, directory)
-    return needed_bytes
+    return totals.total()

@@ -1,7 +1,7 @@
-"""PageSink: the files of one table, filled by ranges of rows. Called by all that write tables.
+"""PageSink: the files of one table, filled with rows. Called by all that write tables.
 
-A table is written by `write(start, rows)`: by write_rows, which reads a source in several threads, by
-TableWriter, and, one sink per part, by `gids partition`.
+write_rows, which reads a source in several threads, writes ranges of whole pages. TableWriter appends rows,
+and so does `gids partition`, which has one sink per part.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-import sys
 import threading
-from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,93 +21,92 @@ from gids import _core
 from gids.closing import Closing
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
-from gids.store.rows import Rows, file_crc32c, in_order, read_exactly
-from gids.stored_file import opened
+from gids.store.rows import Rows, file_crc32c, in_order
 from gids.write.files import aligned_zeros, open_sized, sync_files, write_directly, write_exactly
 from gids.write.narrow import cast_exactly
 
 MAX_BLOCK_BYTES = 8 << 20
 
 
-def table_files(root: Path, entry: TableEntry) -> dict[Path, int]:
-    """The shards of a table, then its checksums, with their sizes. root: the dataset's directory."""
-    layout = entry.geometry
-    files = {root / shard: layout.shard_bytes(i) for i, shard in enumerate(entry.shards)}
-    return files | {root / entry.checksums.path: 4 * layout.page_count}
-
-
 class PageSink(Closing):
     """The shards and checksums of one table. Use as a context manager, which closes the files.
 
-    Takes rows in any order, each once; several threads may write. Memory: every page of which rows are
-    missing, and up to 8 MiB for each thread that writes, where rows must be copied: to pad pages, to separate
-    the pages of several shards, or to align them for direct writes.
+    Memory: the incomplete page of append(), and up to 8 MiB for each thread that writes, where rows must be
+    copied: to pad pages, to separate the pages of several shards, or to align them for direct writes.
 
-    root: the dataset's directory. entry: the table's. The content of existing files is kept. direct: write
-    without the page cache where the file system can. sync_bytes: bytes between syncs. on_sync(n): called, by
-    one thread at a time, when the first n rows are on disk. buffers: a place for those of the threads, which
-    sinks of equal rows and pages share. Raises OSError. Attributes: layout; shards; fds (of these).
+    root: the dataset's directory. entry: the table's. direct: write without the page cache where the file
+    system can. buffers: a place for those of the threads, which sinks of equal rows and pages share. Raises
+    OSError. Attributes: layout; next_row (that append() writes).
     """
 
     def __init__(
-        self,
-        root: Path,
-        entry: TableEntry,
-        *,
-        direct: bool = True,
-        sync_bytes: int = sys.maxsize,
-        on_sync: Callable[[int], None] = lambda _: None,
-        buffers: threading.local | None = None,
+        self, root: Path, entry: TableEntry, *, direct: bool = True, buffers: threading.local | None = None
     ) -> None:
         self.layout, self._direct = entry.geometry, direct
-        files = table_files(root, entry)
-        *self.shards, self._checksums = files
-        self._sync_bytes, self._on_sync = sync_bytes, on_sync
+        self._checksums = root / entry.checksums.path
         self._block_pages = max(1, MAX_BLOCK_BYTES // self.layout.page_bytes)
         self._buffers = buffers or threading.local()
-        self._syncing = threading.Lock()
-        self._lock = threading.Lock()  # protects the next four
-        self._begun, self._written = RowRanges(), RowRanges()
-        self._partial: dict[int, tuple[np.ndarray, int]] = {}  # page -> (bytes, missing rows)
-        self._unsynced_bytes = 0
+        self.next_row = 0
+        self._incomplete = np.zeros(self.layout.page_bytes, np.uint8)  # the page of the next row
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._open.close)
-            *self.fds, self._sums_fd = [open_sized(self._open, *file) for file in files.items()]
+            self._fds = [
+                open_sized(self._open, root / shard, self.layout.shard_bytes(i))
+                for i, shard in enumerate(entry.shards)
+            ]
+            self._sums_fd = open_sized(self._open, self._checksums, 4 * self.layout.page_count)
             on_error.pop_all()
-        for fd in self.fds if direct else ():
+        for fd in self._fds if direct else ():
             write_directly(fd)
 
     def write(self, start: int, rows: np.ndarray) -> None:
-        """Write rows start, start + 1, …, as they are stored: uint8[n, row_bytes], C order.
+        """Write rows start, start + 1, …, as they are stored: uint8[n, row_bytes], C order. Any thread.
 
-        Raises ValueError for a row that was written before, OSError.
+        They begin with a page, and end with one or with the table. Raises OSError.
         """
         per_page, stop = self.layout.rows_per_page, start + len(rows)
-        if start == stop:
-            return
-        with self._lock:
-            self._begun.add(start, stop)
-        at = start
-        while at < stop:
-            page, slot = divmod(at, per_page)
-            if slot or stop - at < per_page:
-                end = min(stop, (page + 1) * per_page)
-                self._add(page, slot, rows[at - start : end - start])
-            else:
-                count = min((stop - at) // per_page, self._block_pages)
-                end = at + count * per_page
-                self.store(page, rows[at - start : end - start].reshape(count, -1))
-            at = end
-        with self._lock:
-            self._written.add(start, stop)
-            is_due = self._unsynced_bytes >= self._sync_bytes
-            if is_due:
-                self._unsynced_bytes = 0
-        if is_due:
-            self.sync()
+        assert start % per_page == 0, "rows that begin in a page are appended"
+        for at in range(start, stop, self._block_pages * per_page):
+            end = min(at + self._block_pages * per_page, stop)
+            whole = (end - at) // per_page
+            if whole:
+                pages = rows[at - start : at - start + whole * per_page]
+                self._store(at // per_page, pages.reshape(whole, -1))
+            if at + whole * per_page < end:
+                assert end == self.layout.row_count, "only the last page is not full"
+                last = np.zeros((1, self.layout.page_bytes), np.uint8)
+                rest = rows[at - start + whole * per_page :]
+                last[0, : rest.size] = rest.reshape(-1)
+                self._store(at // per_page + whole, last)
 
-    def store(self, first: int, pages: np.ndarray) -> None:
+    def append(self, rows: np.ndarray) -> None:
+        """Write the next rows, as they are stored. One thread at a time. Raises OSError."""
+        layout, done = self.layout, 0
+        while done < len(rows):
+            page, slot = divmod(self.next_row, layout.rows_per_page)
+            count = min(layout.rows_per_page - slot, len(rows) - done)
+            if slot == 0 and count == layout.rows_per_page:
+                count = (len(rows) - done) // layout.rows_per_page * layout.rows_per_page
+                self.write(self.next_row, rows[done : done + count])
+            else:
+                part = rows[done : done + count].reshape(-1)
+                self._incomplete[slot * layout.row_bytes :][: part.size] = part
+                if slot + count == layout.rows_per_page or self.next_row + count == layout.row_count:
+                    self._store(page, self._incomplete[None])
+                    self._incomplete[:] = 0
+            self.next_row += count
+            done += count
+
+    def finish(self) -> int:
+        """Put all on disk and return the CRC32C of the checksums. Raises OSError."""
+        sync_files((*self._fds, self._sums_fd))
+        return file_crc32c(self._checksums)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _store(self, first: int, pages: np.ndarray) -> None:
         """Write pages first, first + 1, … and their checksums. pages: uint8[n, bytes], zeros may follow."""
         layout, count = self.layout, self.layout.shard_count
         sums = np.empty(len(pages), np.uint32)
@@ -118,78 +114,8 @@ class PageSink(Closing):
             shard, offset = layout.page_location(first + index)
             padded = self._padded(pages[index::count])
             sums[index::count] = _core.crc32c(padded)
-            write_exactly(self.fds[shard], padded.reshape(-1), offset)
+            write_exactly(self._fds[shard], padded.reshape(-1), offset)
         write_exactly(self._sums_fd, sums.view(np.uint8), first * 4)
-        with self._lock:
-            self._unsynced_bytes += len(pages) * layout.page_bytes
-
-    def flush(self) -> None:
-        """Write the pages of which rows are missing, with zeros there. No thread may write meanwhile."""
-        for page, (content, _) in self._partial.items():
-            self.store(page, content[None])
-
-    def resume(self, rows: int) -> None:
-        """Take the first rows, which another sink wrote, flushed and synced, as written."""
-        if not rows:
-            return
-        self._begun.add(0, rows)
-        self._written.add(0, rows)
-        page, slot = divmod(rows, self.layout.rows_per_page)
-        if slot and rows < self.layout.row_count:
-            content = np.empty(self.layout.page_bytes, np.uint8)
-            shard, offset = self.layout.page_location(page)
-            with opened(self.shards[shard]) as fd:
-                read_exactly(fd, content, offset, self.shards[shard])
-            self._partial[page] = content, self._rows_of(page) - slot
-
-    def sync(self) -> None:
-        """Put all that is written on disk, except for pages of which rows are missing. Raises OSError."""
-        with self._syncing:
-            with self._lock:
-                rows = self._written.end
-                if (page := rows // self.layout.rows_per_page) in self._partial:
-                    rows = page * self.layout.rows_per_page
-            sync_files((*self.fds, self._sums_fd))
-            self._on_sync(rows)
-
-    def finish(self) -> int:
-        """Call sync() and return the CRC32C of the checksums."""
-        self.sync()
-        return file_crc32c(self._checksums)
-
-    def first_gap(self) -> tuple[int, int] | None:
-        """The first and last row of the first rows that were never written, or None."""
-        with self._lock:
-            return self._begun.first_gap(self.layout.row_count)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a thread is writing, or an error ended a write."""
-        with self._lock:
-            return self._written != self._begun
-
-    def close(self) -> None:
-        self._open.close()
-
-    def _rows_of(self, page: int) -> int:
-        per_page = self.layout.rows_per_page
-        return min(per_page, self.layout.row_count - page * per_page)
-
-    def _add(self, page: int, slot: int, rows: np.ndarray) -> None:
-        """Add rows of one page; write the page when it is complete."""
-        layout = self.layout
-        with self._lock:
-            content, missing = self._partial.get(page) or (
-                np.zeros(layout.page_bytes, np.uint8),
-                self._rows_of(page),
-            )
-            content[slot * layout.row_bytes :][: rows.size] = rows.reshape(-1)
-            missing -= len(rows)
-            self._partial[page] = content, missing
-            if missing:
-                return
-            del self._partial[page]
-        self.store(page, content[None])
 
     def _padded(self, pages: np.ndarray) -> np.ndarray:
         """The whole pages, uint8[n, page_bytes]: the same memory if it can be written, else a copy."""
@@ -208,14 +134,13 @@ def write_rows(
     rows: Rows,
     dtype: torch.dtype,
     sink: PageSink,
-    first_row: int,
     *,
     source_row_bytes: int,
     workers: int,
     memory_bytes: int,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write all rows from first_row on, the first of a page. Several threads read, cast and write.
+    """Write all rows. Several threads read, cast and write.
 
     dtype: of the table's values. source_row_bytes: bytes of a row in the source, which takes memory while it
     is converted. on_bytes(n): progress in bytes of pages, from any thread. Raises the errors of the threads.
@@ -243,48 +168,9 @@ def write_rows(
         on_bytes(div_ceil(count, per_page) * layout.page_bytes)
 
     with ThreadPoolExecutor(workers, "gids-convert") as pool:
-        for _ in in_order(pool, work, range(first_row, layout.row_count, block_rows), 2 * workers):
+        for _ in in_order(pool, work, range(0, layout.row_count, block_rows), 2 * workers):
             pass
 
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(data.reshape(-1)).view(dtype).view(shape)
-
-
-@dataclass
-class RowRanges:
-    """Disjoint ranges of rows, ascending. Neighbors are merged, so memory grows with the number of gaps."""
-
-    starts: list[int] = field(default_factory=list)
-    stops: list[int] = field(default_factory=list)
-
-    def add(self, start: int, stop: int) -> None:
-        """Add rows start … stop (stop > start). Raises ValueError if one was added before."""
-        at = bisect_right(self.starts, start)
-        clashes = at > 0 and self.stops[at - 1] > start
-        if clashes or (at < len(self.starts) and self.starts[at] < stop):
-            first = start if clashes else self.starts[at]
-            raise ValueError(
-                f"row {first} was written already (this block has {start} to {stop - 1}): write each row once"
-            )
-        if at < len(self.starts) and self.starts[at] == stop:
-            stop = self.stops[at]
-            del self.starts[at], self.stops[at]
-        if at > 0 and self.stops[at - 1] == start:
-            self.stops[at - 1] = stop
-        else:
-            self.starts.insert(at, start)
-            self.stops.insert(at, stop)
-
-    @property
-    def end(self) -> int:
-        """The number of rows from the first on without a gap."""
-        return self.stops[0] if self.starts[:1] == [0] else 0
-
-    def first_gap(self, row_count: int) -> tuple[int, int] | None:
-        """The first and last row of the first gap before row_count, or None."""
-        after = self.end
-        if after >= row_count:
-            return None
-        rest = [start for start in self.starts[:2] if start >= after]
-        return after, (rest[0] if rest else row_count) - 1

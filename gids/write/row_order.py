@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,46 +29,45 @@ from gids.store.rows import MARK_ROWS, Rows, read_exactly, read_range
 from gids.write.files import sync_files
 
 _SHARE = 6  # a bucket takes 1/6 of memory: two are held sorted, one as read
+_SYNC_BYTES = 256 << 20
 _HELD = 2  # sorted buckets: threads that read neighboring rows may need two
 
 
 class ScatteredRows:
-    """The rows of a source in the order of their positions, after scatter() has run.
+    """The rows of a source in the order of their positions. Making it reads the source once.
 
     order: positions, int32 or int64[row_count]. path: the scratch file, of `bytes_needed`; made here, removed
-    by the caller. bucket_rows: as in the unfinished file, or from `bucket_rows_for`.
+    by the caller. Takes up to memory_bytes of memory.
     """
 
-    def __init__(self, rows: Rows, order: np.ndarray, path: Path, bucket_rows: int) -> None:
+    def __init__(self, rows: Rows, order: np.ndarray, path: Path, memory_bytes: int) -> None:
         self.shape, self.dtype = rows.shape, rows.dtype
         self._rows, self._order, self._path = rows, order, path
         self._row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
         self._record_bytes = self._row_bytes + _core.SLOT_BYTES
-        self._bucket_rows = bucket_rows
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._bucket_rows = _bucket_rows_for(rows, memory_bytes)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         weakref.finalize(self, os.close, self._fd)
         os.ftruncate(self._fd, bytes_needed(rows))
         self._lock = threading.Lock()
         self._buckets: dict[int, np.ndarray] = {}
+        self._scatter()
 
-    def scatter(self, first_row: int, on_sync: Callable[[int], None], sync_bytes: int) -> None:
-        """Write all rows from first_row on. on_sync(n): called when the first n rows are on disk."""
-        count = self.shape[0]
-        filled = self._filled(first_row)
-        unsynced = 0
-        for start in range(first_row, count, self._bucket_rows):
+    def _scatter(self) -> None:
+        """Write every row to the bucket of its position."""
+        count, unsynced_bytes = self.shape[0], 0
+        filled = np.zeros(div_ceil(count, self._bucket_rows), np.uint64)  # records in each bucket
+        for start in range(0, count, self._bucket_rows):
             stop = min(start + self._bucket_rows, count)
             values = byte_view(read_range(self._rows, start, stop)).reshape(stop - start, -1)
             positions = self._order[start:stop].astype(np.int64)
             error = _core.scatter_rows(self._fd, values, positions, self._bucket_rows, count, filled)
             if error:
                 raise OSError(error, os.strerror(error), os.fspath(self._path))
-            unsynced += values.nbytes
-            if unsynced >= sync_bytes or stop == count:
-                sync_files([self._fd])
-                on_sync(stop)
-                unsynced = 0
+            unsynced_bytes += values.nbytes
+            if unsynced_bytes >= _SYNC_BYTES:
+                sync_files([self._fd])  # which frees the page cache
+                unsynced_bytes = 0
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
         target = byte_view(out).reshape(len(out), self._row_bytes)
@@ -80,14 +79,6 @@ class ScatteredRows:
             part = bucket[at : at + len(out) - done]
             target[done : done + len(part)] = part
             done += len(part)
-
-    def _filled(self, first_row: int) -> np.ndarray:
-        """The number of records in each bucket after the rows before first_row are written."""
-        filled = np.zeros(div_ceil(self.shape[0], self._bucket_rows), np.int64)
-        for start in range(0, first_row, self._bucket_rows):
-            part = self._order[start : min(start + self._bucket_rows, first_row)]
-            filled += np.bincount(part // self._bucket_rows, minlength=len(filled))
-        return filled.view(np.uint64)
 
     def _bucket(self, number: int) -> np.ndarray:
         """The sorted rows of a bucket, uint8[rows, row_bytes]."""
@@ -108,7 +99,7 @@ class ScatteredRows:
         return bucket
 
 
-def bucket_rows_for(rows: Rows, memory_bytes: int) -> int:
+def _bucket_rows_for(rows: Rows, memory_bytes: int) -> int:
     """The number of rows per bucket, so that scattering and sorting fit in memory_bytes."""
     row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize + _core.SLOT_BYTES
     # The position of a row takes 8 more bytes.

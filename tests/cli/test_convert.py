@@ -91,7 +91,7 @@ def test_help_fits_on_a_screen_and_another_shows_all(capsys, monkeypatch):
     [
         (["convrt"], "unknown command 'convrt' (did you mean convert?)"),
         (["info", "a.gids", "c.gids"], "one argument too many: 'c.gids'; it takes"),
-        (["convert", "a", "b", "--overwite"], "--overwite (did you mean --overwrite?)"),
+        (["convert", "a", "b", "--srtipe"], "--srtipe (did you mean --stripe?)"),
         (["convert", "a", "b", "--skp", "x"], "(did you mean --skip?)"),
         (["bench", "epoch", "a", "--bach-size", "3"], "(did you mean --batch-size?)"),
         *(
@@ -160,20 +160,19 @@ def test_a_dataset_in_a_folder_of_its_source_is_no_part_of_the_source(tmp_path, 
     save_arrays(tmp_path, feat=FEAT, edge_index=EDGES)
     (tmp_path / "disk").mkdir()
     monkeypatch.chdir(tmp_path)
-    command = ["convert", ".", "x.gids", "--stripe", "disk", "--quiet"]
+    command = ["convert", ".", "", "--stripe", "disk"]
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    for options in ([], ["--overwrite", "--no-edge-ids"]):
+    for name in ("x.gids", "y.gids"):
+        command[2] = name
         with monkeypatch.context() as patch:
             patch.setattr("gids.write.dataset_writer.DatasetWriter.write_table", interrupt)
-            assert main([*command, *options]) == 130
-        assert main(["convert", ".", "other.gids", "--overwrite", "--quiet"]) == 0
-        command.remove("--quiet")
-        assert main([*command, *options]) == 0
+            assert main([*command, "--quiet"]) == 130
+        assert main(["convert", ".", f"other-{name}", "--quiet"]) == 0
+        assert main(command) == 0
         assert "resuming an unfinished conversion" in capsys.readouterr().err
-        command.append("--quiet")
     store = FeatureStore("x.gids", allow_dirs=["disk"])
     assert np.array_equal(store.table("feat").read_rows(range(50)).numpy(), FEAT)
 
@@ -291,7 +290,7 @@ def test_full_disk_leaves_only_what_can_be_resumed(tmp_path, capsys, monkeypatch
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("gids.write.journal.Journal.record", full)
+    monkeypatch.setattr("gids.write.workplace.Workplace._save", full)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device while writing x.gids" in error
@@ -299,20 +298,37 @@ def test_full_disk_leaves_only_what_can_be_resumed(tmp_path, capsys, monkeypatch
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
-def test_dataset_is_only_replaced_with_overwrite(tmp_path, refused):
+@pytest.mark.parametrize("begun", [False, True])
+def test_error_of_a_full_disk_at_the_start_says_what_to_do(tmp_path, capsys, monkeypatch, begun):
+    np.save(tmp_path / "x.npy", FEAT)
+    if begun:  # by an earlier command, whose work stays
+        (tmp_path / "x.gids.partial").mkdir()
+        (tmp_path / "x.gids.partial" / "lock").touch()
+    before = sorted(tmp_path.rglob("*"))
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("gids.write.workplace.lock" if begun else "os.mkdir", full)
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device while writing x.gids (" in error
+    assert " free); nothing was published; free space and try again, at: " in error
+    assert str(tmp_path / "x.gids") in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_is_replaced(tmp_path, refused):
     np.save(tmp_path / "x.npy", FEAT)
     gids("convert", tmp_path / "x.npy", tmp_path / "x.gids")
     np.save(tmp_path / "x.npy", -FEAT)
-    assert "x.gids already exists: choose another name, or replace it (--overwrite" in refused(
-        "convert", tmp_path / "x.npy", tmp_path / "x.gids"
-    )
-    gids("convert", tmp_path / "x.npy", tmp_path / "x.gids", "--overwrite")
-    assert np.array_equal(FeatureStore(tmp_path / "x.gids").read_rows(range(50)), -FEAT)
     save_arrays(tmp_path / "mine", feat=FEAT)
-    for options in ([], ["--overwrite"]):
-        assert "mine exists and is not a gids dataset, so it is not replaced: choose another name" in refused(
-            "convert", tmp_path / "x.npy", tmp_path / "mine", *options
+    for name in ("x.gids", "mine"):
+        cure = "choose another name, or remove it first"
+        assert f"{name} already exists, and a dataset never changes: {cure}" in refused(
+            "convert", tmp_path / "x.npy", tmp_path / name
         )
+    assert np.array_equal(FeatureStore(tmp_path / "x.gids").read_rows(range(50)), FEAT)
 
 
 def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):

@@ -283,7 +283,7 @@ def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
     assert store.graph().indices.tolist() == [0, 1]
     assert np.diff(store.graph().indptr).tolist() == [0, 2]
     columns = ("--src-column", "_N._E._N=who", "--dst-column", "whom")
-    store = convert(*command, chosen, *columns, "--overwrite")
+    store = convert(nodes, edges, tmp_path / "again.gids", chosen, *columns)
     assert np.diff(store.graph().indptr).tolist() == [2, 0]
 
 
@@ -323,7 +323,7 @@ def test_positions_in_any_order_and_all_kinds_of_text_are_ids(tmp_path):
     assert store.graph().indices.tolist() == [2, 0]
     for kind in (np.int8, np.float32):  # node numbers, which are not stored
         write_parquet(tmp_path / "u/nodes.parquet", id=np.arange(3, dtype=kind), x=[1, 2, 3])
-        store = convert(tmp_path / "u/nodes.parquet", tmp_path / "c.gids", "--overwrite")
+        store = convert(tmp_path / "u/nodes.parquet", tmp_path / f"{kind.__name__}.gids")
         assert "id" not in store.manifest.nodes[0].arrays
         assert store.ids()[1:].tolist() == [1, 2]
 
@@ -485,7 +485,7 @@ def test_inference_writes_its_output_by_id(tmp_path, suffix):
     assert list(exported) == list(dict.fromkeys(wanted))
     for id_, row in exported.items():
         np.testing.assert_allclose(row, sums[id_], atol=1e-5)
-    result = layerwise([layer], store, tables=tables, output="sum")
+    result = layerwise([layer], store, tables=tables, output=tmp_path / "sum.gids", key="sum")
     result.export(out, ntype="paper", overwrite=True)
     exported = read_by_id(out, "output")
     assert list(exported) == TEXTS

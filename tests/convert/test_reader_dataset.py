@@ -166,17 +166,18 @@ def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(full,
     assert len(FeatureStore(tmp_path / "b.gids").split("train")) == NODES // 2
 
 
-def test_a_dataset_is_replaced_by_itself_on_other_disks(dataset, tmp_path):
+def test_a_dataset_is_copied_to_other_disks_and_back(dataset, tmp_path, capsys):
     crc = FeatureStore(dataset).content_crc
     (tmp_path / "ssd").mkdir()
-    convert(dataset, dataset, "--overwrite", "--stripe", tmp_path / "ssd")
+    striped = tmp_path / "striped.gids"
+    convert(dataset, striped, "--stripe", tmp_path / "ssd")
     assert all(
         (tmp_path / "ssd") in p.parents
-        for p in FeatureStore(dataset, allow_dirs=[tmp_path]).tables["paper.feat"].shard_paths
+        for p in FeatureStore(striped, allow_dirs=[tmp_path]).tables["paper.feat"].shard_paths
     )
-    convert(dataset, dataset, "--overwrite", "--allow-dir", tmp_path / "ssd")
-    assert FeatureStore(dataset).content_crc == crc
-    assert list((tmp_path / "ssd").iterdir()) == []
+    convert(striped, tmp_path / "back.gids", "--allow-dir", tmp_path / "ssd")
+    assert FeatureStore(tmp_path / "back.gids").content_crc == crc
+    assert "already exists, and a dataset never changes" in refused(capsys, dataset, dataset)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -210,5 +211,5 @@ def test_a_part_and_shards_that_are_not_allowed_are_refused(dataset, tmp_path, c
     assert "part-000.gids is part 0 of 2: convert the whole dataset, then partition it" in error
     assert "it is a directory of parts" in refused(capsys, tmp_path / "parts", target)
     (tmp_path / "ssd").mkdir()
-    convert(dataset, dataset, "--overwrite", "--stripe", tmp_path / "ssd")
-    assert f"--allow-dir {tmp_path / 'ssd'}" in refused(capsys, dataset, target)
+    convert(dataset, tmp_path / "striped.gids", "--stripe", tmp_path / "ssd")
+    assert f"--allow-dir {tmp_path / 'ssd'}" in refused(capsys, tmp_path / "striped.gids", target)

@@ -157,7 +157,7 @@ def test_files_of_to_sparse_tensor(tmp_path, geometric):
     for layout in (torch.sparse_coo, torch.sparse_csr):
         data_t = geometric.transforms.ToSparseTensor(layout=layout)(data.clone())
         torch.save(data_t.to_dict(), tmp_path / "a.pt")
-        store = convert(tmp_path / "a.pt", tmp_path / "p.gids", "--overwrite")
+        store = convert(tmp_path / "a.pt", tmp_path / f"{layout}.gids")
         graph = store.graph()
         assert graph.edge_ids is None
         destinations = np.repeat(np.arange(N), np.diff(graph.indptr)).tolist()

@@ -28,7 +28,7 @@ from gids import FeatureStore, MemoryBudgetError
 from gids.cuda import Device
 from gids.inference import layerwise
 from gids.store.names import Relation
-from gids.write import DatasetWriter, create_table
+from gids.write import DatasetWriter
 
 
 def write(path: Path, nodes: torch.Tensor, edges: Rows, *, with_ids: bool) -> FeatureStore:
@@ -71,7 +71,12 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window:
     nodes = torch.tensor([1400, 2, 77, 2])
     some = layerwise(model, gids.open(store, **options), edge_tables={"any": "_N._E._N.w"}, nodes=nodes)
     close(some.values, expected[nodes])
-    kept = layerwise(model, gids.open(store, **options), edge_tables=[store.table("_N._E._N.w")], output="h")
+    kept = layerwise(
+        model,
+        gids.open(store, **options),
+        edge_tables=[store.table("_N._E._N.w")],
+        output=tmp_path / "h.gids",
+    )
     close(kept.tables["_N"].read_rows(torch.arange(1500)), expected)
 
 
@@ -82,10 +87,12 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
     counts = {relation: store.num_edges(relation) for relation in RELATIONS}
     edges: dict[Relation, torch.Tensor] = {r: torch.rand(counts[r], 1) for r in (cites, written)}
     edges[has] = torch.randint(0, 9, (counts[has], 1))
-    for relation, values in edges.items():
-        with create_table(store, "w", len(values), 1, values.dtype, type_=relation) as writer:
-            writer.write(0, values)
-    store = store.reopen()
+    with DatasetWriter(several_types.with_name("w.gids")) as writer:
+        for relation, values in edges.items():
+            for ntype in (relation[0], relation[2]):
+                writer.add_nodes(ntype, store.num_nodes(ntype))
+            writer.write_table("edge", relation, "w", values)
+    both = [store, several_types.with_name("w.gids")]
     dims = {t: r.shape[1] for t, r in rows.items()}
     model = [
         HeteroSage(dims, store.relations, 20, 1),
@@ -100,13 +107,13 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
 
     expected = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, edges)
     tables = [".".join((*relation, "w")) for relation in edges]
-    result = layerwise(layer, gids.open(store, memory=MEMORY), layer_count=2, edge_tables=tables)
+    result = layerwise(layer, gids.open(both, memory=MEMORY), layer_count=2, edge_tables=tables)
     for ntype in ("paper", "author"):
         close(result.values[ntype], expected[ntype])  # type: ignore[index, call-overload]
     check_memory(result.layers, MEMORY)
     assert given == {(cites, torch.float32), (written, torch.float32), (has, torch.int64)}
     fewer = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, {has: edges[has]})
-    found = layerwise(model, gids.open(store, memory=MEMORY), edge_tables=["field.has.paper.w"]).values
+    found = layerwise(model, gids.open(both, memory=MEMORY), edge_tables=["field.has.paper.w"]).values
     close(found["paper"], fewer["paper"])  # type: ignore[index, call-overload]
 
 

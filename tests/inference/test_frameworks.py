@@ -12,7 +12,7 @@ import torch
 import gids
 from gids import FeatureStore
 from gids.inference import layerwise
-from gids.write import create_table
+from gids.write import DatasetWriter
 
 Rows = dict[str, torch.Tensor]
 MEMORY = 20 << 20
@@ -51,8 +51,10 @@ def test_pyg_layers_with_edge_features_equal_the_graph_in_memory(one_type: Path,
 
     store = FeatureStore(one_type)
     edge_attr = torch.randn(store.graph().num_edges, 3)
-    with create_table(store, "w", len(edge_attr), 3, torch.float32, type_=store.relations[0]) as writer:
-        writer.write(0, edge_attr)
+    weights = one_type.with_name("w.gids")
+    with DatasetWriter(weights) as writer:
+        writer.add_nodes("_N", 1500)
+        writer.write_table("edge", store.relations[0], "w", edge_attr)
     torch.manual_seed(0)
     convs = [GATv2Conv(a, b, edge_dim=3, add_self_loops=False).eval() for a, b in ((100, 16), (16, 4))]
 
@@ -63,7 +65,7 @@ def test_pyg_layers_with_edge_features_equal_the_graph_in_memory(one_type: Path,
     with torch.no_grad():
         for conv in convs:
             x = conv((x, x), edges, edge_attr)
-    source = gids.open(one_type, memory=MEMORY)
+    source = gids.open([one_type, weights], memory=MEMORY)
     found = layerwise(layer, source, layer_count=2, edge_tables=["_N._E._N.w"]).values
     torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
 

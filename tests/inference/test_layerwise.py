@@ -15,7 +15,6 @@ from inference_model import MEMORY, RELATION, HeteroSage, Rows, Sage, check_memo
 
 import gids
 from gids import FeatureStore, FormatError, MemoryBudgetError
-from gids.cli import main
 from gids.cuda import Device
 from gids.inference import layerwise
 from gids.store import verify
@@ -26,8 +25,10 @@ def sage(*dims: int) -> list[Any]:
     return [Sage(a, b, seed) for seed, (a, b) in enumerate(pairwise(dims))]
 
 
-def folders(dataset: Path) -> list[str]:
-    return sorted(p.name for p in (dataset / "tables").iterdir())
+def check_nothing_left(dataset: Path) -> None:
+    """The dataset is as it was, and there is nothing beside it."""
+    assert [p.name for p in dataset.parent.iterdir()] == [dataset.name]
+    assert [p.name for p in (dataset / "tables").iterdir()] == ["_N.feat"]
 
 
 def expected_of_one(path: Path, model: list[Any], rows: Rows) -> torch.Tensor:
@@ -51,7 +52,7 @@ def test_one_type_equals_the_graph_in_memory(one_type: Path, rows: Rows, window:
     check_memory(result.layers, MEMORY)
     assert [at[1] for at in seen if at[0] == 2] == sorted(at[1] for at in seen if at[0] == 2)
     assert [at for at in seen if at[1] == at[2]] == [(0, 1500, 1500), (1, 1500, 1500), (2, 1500, 1500)]
-    assert folders(one_type) == ["_N.feat"]
+    check_nothing_left(one_type)
 
 
 def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> None:
@@ -68,7 +69,7 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
         layerwise(model, gids.open(one_type, memory=1200 << 10))
     with pytest.raises(MemoryBudgetError, match="too small for blocks of four rows"):
         layerwise(model, gids.open(one_type, memory=1000))
-    assert folders(one_type) == ["_N.feat"]
+    check_nothing_left(one_type)
 
 
 def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Rows) -> None:
@@ -93,7 +94,8 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
     last = lambda block, h: types.append(h.keys()) or model[2](block, h)  # noqa: E731
     layerwise([*model[:2], last], store, nodes={"author": torch.tensor([5])})  # which needs no papers
     assert types == [{"paper", "author"}]
-    only = layerwise(model, gids.open(store, memory=MEMORY), nodes={"author": None}, output="h")
+    output = several_types.with_name("h.gids")
+    only = layerwise(model, gids.open(store, memory=MEMORY), nodes={"author": None}, output=output)
     assert list(only.tables) == ["author"]
     close(only.tables["author"].read_rows(torch.arange(400)), expected["author"])
     with pytest.raises(ValueError, match="layer 0 returned no rows for 'field' nodes"):
@@ -111,30 +113,24 @@ def test_only_needed_nodes_are_computed(one_type: Path, rows: Rows) -> None:
     assert 3 < counts[1] < counts[0] < 1500
 
 
-def test_output_goes_to_a_table_of_the_result(one_type: Path, rows: Rows, tmp_path: Path) -> None:
+def test_output_goes_to_a_new_dataset(one_type: Path, rows: Rows, tmp_path: Path) -> None:
     model = sage(100, 40, 5)
     expected = expected_of_one(one_type, model, rows)
-    store = FeatureStore(one_type)
-    result = layerwise(model, gids.open(store, memory=MEMORY), output="h")
+    before = {p: p.read_bytes() for p in one_type.rglob("*") if p.is_file()}
+    result = layerwise(model, gids.open(one_type, memory=MEMORY), output=tmp_path / "h.gids", key="h")
     assert result.values is None
     table = result.store.table("_N.h")
     assert result.tables == {"_N": table}
-    assert len(table.shard_paths) == 2
     close(table.read_rows(torch.arange(1500)), expected)
-    assert list(verify(one_type)) == []
-    assert "_N.h" not in store.tables
-    assert main(["export", str(one_type), "h", str(tmp_path / "h.npy"), "--quiet"]) == 0
-    close(torch.from_numpy(np.load(tmp_path / "h.npy")), expected)
-    with pytest.raises(FileExistsError, match=r"one\.gids already has a table '_N\.h': give another key"):
-        layerwise(model, result.store, tables=["feat"], output="h")
-    again = layerwise(
-        model[:1], gids.open(result.store, memory=MEMORY), tables=["feat"], output="h", replace=True
-    )
-    assert again.tables["_N"].shape == (40,)
-    onward = layerwise(
-        model[1:], gids.open(again.store, memory=MEMORY), tables=["h"]
-    )  # its output is an input
+    assert list(verify(tmp_path / "h.gids")) == []
+    assert {p: p.read_bytes() for p in one_type.rglob("*") if p.is_file()} == before
+    with pytest.raises(FileExistsError, match=r"h\.gids already exists, and a dataset never changes"):
+        layerwise(model, one_type, output=tmp_path / "h.gids")
+    layerwise(model[:1], gids.open(one_type, memory=MEMORY), output=tmp_path / "half.gids")
+    both = gids.open([one_type, tmp_path / "half.gids"], memory=MEMORY)
+    onward = layerwise(model[1:], both, tables=["output"])  # the output is an input
     close(onward.values, expected)  # type: ignore[arg-type]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["h.gids", "half.gids", "one.gids"]
 
 
 def test_a_function_gets_the_layer_index_and_ids_of_types_without_a_table(one_type: Path) -> None:
@@ -159,7 +155,8 @@ def test_rows_of_any_shape_and_of_integers(one_type: Path) -> None:
         assert h.shape[1:] == (2, 3)
         return block.indptr.diff()  # type: ignore[no-any-return]
 
-    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2, output="degree")
+    output = one_type.with_name("degree.gids")
+    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2, output=output)
     found = result.tables["_N"].read_rows(torch.arange(1500))
     assert found.dtype == torch.int64
     assert torch.equal(found, torch.from_numpy(np.diff(FeatureStore(one_type).graph().indptr)))
@@ -183,11 +180,11 @@ def failing(at: int) -> Callable[[int, Any, Any], torch.Tensor]:
 
 @pytest.mark.parametrize("at", [1, 4, 9, 14])
 def test_a_model_that_raises_leaves_nothing_behind(one_type: Path, at: int) -> None:
-    before = (one_type / "manifest.json").read_bytes()
-    with pytest.raises(Stop):
-        layerwise(failing(at), gids.open(one_type, memory=9 << 20), layer_count=3, output="h")
-    assert folders(one_type) == ["_N.feat"]
-    assert (one_type / "manifest.json").read_bytes() == before
+    source, output = gids.open(one_type, memory=9 << 20), one_type.with_name("h.gids")
+    for options in ({}, {"output": output}):
+        with pytest.raises(Stop):
+            layerwise(failing(at), source, layer_count=3, **options)  # type: ignore[arg-type]
+    check_nothing_left(one_type)
 
 
 def test_a_source_that_is_closed_meanwhile_raises(one_type: Path) -> None:
@@ -219,7 +216,7 @@ def test_layers_that_return_no_output_raise(
 ) -> None:
     with pytest.raises(error, match=message):
         layerwise(layer, gids.open(one_type, memory=14 << 20), layer_count=2, dtype=torch.float16)
-    assert folders(one_type) == ["_N.feat"]
+    check_nothing_left(one_type)
 
 
 @pytest.mark.parametrize(
@@ -231,14 +228,14 @@ def test_layers_that_return_no_output_raise(
         ({"nodes": torch.empty(0, dtype=torch.int64)}, ValueError, "nodes is empty"),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
         ({"nodes": {"_N": None}}, TypeError, r"nodes must be int64\[n\] \(got dict\)"),
-        ({"nodes": torch.tensor([1]), "output": "h"}, ValueError, "output= needs all nodes, but"),
+        ({"nodes": torch.tensor([1]), "output": "h.gids"}, ValueError, "output= needs all nodes, but"),
         ({"model": []}, ValueError, r"model must have one or more layers.*got 0"),
         ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
         ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
         ({"layer_count": 3}, ValueError, "layer_count=3, but the model has 2 layers: leave it out"),
-        ({"output": ""}, FormatError, "output= must be a non-empty text, not ''"),
-        ({"output": "é" * 40}, FormatError, r"the file name of '_N\..* would have 243 bytes, at most 200"),
-        ({"output": "feat"}, FileExistsError, r"already has a table '_N\.feat'"),
+        ({"output": "h", "key": ""}, FormatError, "key= must be a non-empty text, not ''"),
+        ({"output": "h", "key": "é" * 40}, FormatError, r"'_N\..* would have 243 bytes, at most 200"),
+        ({"output": "."}, FileExistsError, "already exists, and a dataset never changes"),
         ({"dtype": torch.complex64}, FormatError, "tables cannot hold complex64"),
         ({"device": "tpu"}, RuntimeError, "tpu"),
     ],
@@ -249,7 +246,7 @@ def test_wrong_arguments_are_refused(
     usual: dict[str, Any] = {"model": sage(100, 8, 2), "source": gids.open(one_type, memory=MEMORY)}
     with pytest.raises(error, match=message):
         layerwise(**usual | arguments)
-    assert folders(one_type) == ["_N.feat"]
+    check_nothing_left(one_type)
 
 
 def test_with_several_types_dictionaries_are_required(several_types: Path, tmp_path: Path) -> None:

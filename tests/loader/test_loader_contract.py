@@ -17,13 +17,12 @@ from emulator import EmulatedDevice
 from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
 
 import gids
-from gids import cli
 from gids.cuda.device import Device
 from gids.io import Engine
 from gids.loader import feature_loader
 from gids.loader.epoch_stream import EpochStream
 from gids.packs import superbatch
-from gids.write import DatasetWriter, create_table, edge_list
+from gids.write import DatasetWriter, edge_list
 
 BAD_PAGE = 52
 """Of paper.feat, in the first of two shards: rows 208 to 211."""
@@ -244,31 +243,22 @@ def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None
         time.sleep(0.01)
 
 
-def test_a_table_that_is_added_later_is_read_only_where_it_is_named(tmp_path: Path) -> None:
+def test_tables_of_a_second_dataset_are_loaded_beside_those_of_the_first(tmp_path: Path) -> None:
+    rows = torch.arange(50.0).view(50, 1)
+    edges = edge_list(torch.tensor([0, 1]), torch.tensor([1, 2]), num_src=50, num_dst=50)
     with DatasetWriter(tmp_path / "a.gids") as writer:
-        rows = torch.arange(50.0).view(50, 1)
         writer.write_table("node", "_N", "feat", rows)
-        writer.write_table("node", "_N", "apart", -rows, extra=True)
-        writer.write_edges(
-            ("_N", "_E", "_N"), edge_list(torch.tensor([0, 1]), torch.tensor([1, 2]), num_src=50, num_dst=50)
-        )
-    store = gids.FeatureStore(tmp_path / "a.gids")
-    for name, values, replace in (("scores", 2 * rows, False), ("feat", 3 * rows, True)):
-        with create_table(store, name, rows=50, dim=1, replace=replace) as table:
-            table.write(0, values)
-        store = store.reopen()
-    seeds = torch.arange(50)
+        writer.write_edges(("_N", "_E", "_N"), edges)
+    with DatasetWriter(tmp_path / "b.gids") as writer:
+        writer.write_table("node", "_N", "scores", 2 * rows)
+    both = gids.open([tmp_path / "a.gids", tmp_path / "b.gids"])
     for tables, expected in (
-        (None, {"_N.feat": 3 * rows}),
-        (["apart", "scores"], {"_N.apart": -rows, "_N.scores": 2 * rows}),
+        (None, {"_N.feat": rows, "_N.scores": 2 * rows}),
+        (["scores"], {"_N.scores": 2 * rows}),
     ):
-        with gids.NodeLoader(store, seeds, [2], tables=tables, batch_size=50) as loader:
+        with gids.NodeLoader(both, torch.arange(50), [2], tables=tables, batch_size=50) as loader:
             (minibatch,) = loader
-            assert minibatch.features.keys() == expected.keys()
-            for name, values in expected.items():
-                assert torch.equal(minibatch.features[name], values[minibatch.input_nodes])
-    assert (
-        cli.main(["convert", str(store.path), str(tmp_path / "b.gids"), "--dtype", "float16", "--quiet"]) == 0
-    )
-    copied = gids.FeatureStore(tmp_path / "b.gids")
-    assert {t.key: t.extra for t in copied.tables.values()} == {"feat": False, "apart": True, "scores": True}
+        assert minibatch.features.keys() == expected.keys()
+        for name, values in expected.items():
+            assert torch.equal(minibatch.features[name], values[minibatch.input_nodes])
+    both.close()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from emulator import EmulatedDevice
-from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches, write
+from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
 from open_options import tuned
 
 import gids
@@ -23,7 +23,7 @@ from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
 from gids.loader.memory import HostPlacement
 from gids.loader.options import OPTIONS
-from gids.write import DatasetWriter, restripe
+from gids.write import DatasetWriter
 
 MEMORY = 16 << 20
 SEEDS = {"paper": torch.arange(0, ROWS, 7)}
@@ -413,9 +413,10 @@ def test_a_source_is_not_pickled(opened: gids.Source) -> None:
 
 
 def test_shards_outside_the_dataset_need_allow_dirs(tmp_path: Path) -> None:
-    path, outside = write(tmp_path / "a.gids", {"paper.feat": torch.zeros(ROWS, 4)}), tmp_path / "fast"
+    path, outside = tmp_path / "a.gids", tmp_path / "fast"
     outside.mkdir()
-    restripe(path, [outside])
+    with DatasetWriter(path, stripe=[outside]) as writer:
+        writer.write_table("node", "paper", "feat", torch.zeros(ROWS, 4))
     with pytest.raises(gids.FormatError, match="fast"):
         gids.open(path)
     with gids.open(path, allow_dirs=[outside]) as source:

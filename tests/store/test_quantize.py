@@ -10,7 +10,7 @@ from model import int8_with_a_scale
 
 from gids import FormatError, StorageError
 from gids.store import FeatureStore, GeneratedRows, verify
-from gids.store.files import load_scales, read_manifest
+from gids.store.files import load_scales
 from gids.store.manifest import ArrayEntry
 from gids.store.rows import file_crc32c
 from gids.write import DatasetWriter
@@ -71,8 +71,9 @@ def test_extreme_values_keep_the_bound(tmp_path, dtype, scale):
     values = torch.cartesian_prod(magnitudes, sign).prod(1)
     if dtype == torch.int8:
         values = torch.cat([values, torch.tensor([torch.finfo(torch.float32).max])])
-    for rows in (values.view(-1, 1), values.view(1, -1), torch.stack([values, values.flip(0)])):
-        table, (narrowing, tally) = write(tmp_path / "a.gids", rows, dtype, scale, overwrite=True)
+    shapes = (values.view(-1, 1), values.view(1, -1), torch.stack([values, values.flip(0)]))
+    for number, rows in enumerate(shapes):
+        table, (narrowing, tally) = write(tmp_path / f"{number}.gids", rows, dtype, scale)
         found = table.read_rows(range(len(rows)))
         assert torch.isfinite(found).all()
         error = (found.double() - rows.double()).abs()
@@ -119,7 +120,7 @@ def test_error_in_a_later_block_has_the_row_number_of_the_table(tmp_path):
 def test_table_of_many_blocks_equals_the_table_of_one_block(tmp_path, dtype, scale):
     values = torch.randn(20_003, 60, generator=torch.Generator().manual_seed(1)) * 3
     rows = GeneratedRows(values.shape, values.dtype, lambda at, out: out.copy_(values[at : at + len(out)]))
-    options = {"workers": 3, "memory_bytes": 1 << 20, "sync_bytes": 100_000, "stripe": 2}
+    options = {"workers": 3, "memory_bytes": 1 << 20, "stripe": 2}
     table, (_, tally) = write(tmp_path / "a.gids", rows, dtype, scale, **options)
     plain, (_, once) = write(tmp_path / "b.gids", values, dtype, scale)
     ids = range(len(values))
@@ -127,30 +128,10 @@ def test_table_of_many_blocks_equals_the_table_of_one_block(tmp_path, dtype, sca
     assert tally.to_json() == once.to_json()
 
 
-@pytest.fixture
-def scaled(tmp_path):
-    """A manifest's fields: of tables n.row and n.column."""
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        for scale in ("row", "column"):
-            writer.write_table("node", "n", scale, torch.randn(9, 6), dtype=torch.int8, scale=scale)
-    return tmp_path / "a.gids", read_manifest(tmp_path / "a.gids").to_json()
-
-
-def test_the_manifest_has_the_scale(tmp_path, scaled):
-    path, fields = scaled
-    row, column = fields["tables"]
-    assert (row["dtype"], row["scale"]) == ("int8", {"per": "row"})
-    entry = column["scale"]["columns"]
-    assert column["scale"]["per"] == "column"
-    assert (entry["path"], entry["dtype"], entry["shape"]) == ("tables/n.column/scale.npy", "float32", [6])
-    assert np.load(path / entry["path"]).shape == (6,)
-    write(tmp_path / "b.gids", torch.randn(9, 6), torch.bfloat16)
-    plain = read_manifest(tmp_path / "b.gids").to_json()
-    assert "scale" not in plain["tables"][0]
-
-
-def test_scales_of_columns_are_checked_when_they_are_used(scaled):
-    path, _ = scaled
+def test_scales_of_columns_are_checked_when_they_are_used(tmp_path):
+    path = tmp_path / "a.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "n", "column", torch.randn(9, 6), dtype=torch.int8, scale="column")
     file = path / "tables/n.column/scale.npy"
     good = file.read_bytes()
     for wrong, said in ((-1.0, "scale[2] is -1.0"), (np.nan, "scale[2] is nan"), (np.inf, "scale[2] is inf")):

@@ -69,19 +69,17 @@ def test_rows_of_every_shape_and_count_are_read_back(tmp_path, row_count):
 
 def test_long_row_gets_one_page_aligned_to_4096_or_to_smaller_pages(tmp_path):
     for page_bytes, expected in ((4096, 8192), (8192, 8192), (512, 5120), (1536, 5120)):
-        with DatasetWriter(tmp_path / "a.gids", page_bytes=page_bytes, overwrite=True) as writer:
+        path = tmp_path / f"{page_bytes}.gids"
+        with DatasetWriter(path, page_bytes=page_bytes) as writer:
             writer.write_table("node", "n", "k", torch.zeros(3, 5000, dtype=torch.uint8))
-        assert FeatureStore(tmp_path / "a.gids").table("k").page_bytes == expected
+        assert FeatureStore(path).table("k").page_bytes == expected
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_table_of_many_blocks_is_read_back(tmp_path, workers):
     """1 MiB of memory makes blocks of few pages, written out of order by several threads."""
     values = random_rows(5003, (100,), torch.float32, 3)
-    writer = DatasetWriter(
-        tmp_path / "a.gids", workers=workers, memory_bytes=1 << 20, sync_bytes=100_000, stripe=2
-    )
-    with writer:
+    with DatasetWriter(tmp_path / "a.gids", workers=workers, memory_bytes=1 << 20, stripe=2) as writer:
         rows = GeneratedRows(
             values.shape, values.dtype, lambda at, out: out.copy_(values[at : at + len(out)])
         )

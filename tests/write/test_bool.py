@@ -8,7 +8,7 @@ from gids import FeatureStore, FormatError
 from gids.cli import main
 from gids.errors import StorageError
 from gids.store import verify
-from gids.write import DatasetWriter, create_table
+from gids.write import DatasetWriter
 
 RNG = np.random.default_rng(20)
 FLAGS = RNG.random((500, 7)) < 0.5
@@ -39,19 +39,17 @@ def test_other_bytes_in_a_bool_source_are_true(tmp_path, kind):
         assert torch.equal(numbers.read_rows(range(500)), torch.from_numpy(FLAGS.astype(np.uint8)))
 
 
-def test_bool_table_can_be_added(tmp_path):
-    with DatasetWriter(tmp_path / "d.gids") as writer:
-        writer.write_table("node", "n", "x", torch.ones(500, 2))
-    store = FeatureStore(tmp_path / "d.gids")
+def test_bool_table_is_written_in_blocks(tmp_path):
     odd = np.full((100, 7), 2, np.uint8).view(bool)
-    with create_table(store, "n.flag", 500, 7, torch.bool) as writer:
-        writer.write(0, FLAGS[:300])
-        writer.write(300, FLAGS[300:400].astype(np.int64))
-        writer.write(400, torch.from_numpy(odd))
-        with pytest.raises(FormatError, match="2 is not exact"):
-            writer.write(499, np.full((1, 7), 2))
+    with DatasetWriter(tmp_path / "d.gids") as writer:
+        with writer.open_table("node", "n", "flag", (500, 7), torch.bool) as table:
+            table.write(FLAGS[:300])
+            table.write(FLAGS[300:400].astype(np.int64))
+            with pytest.raises(FormatError, match="2 is not exact"):
+                table.write(np.full((1, 7), 2))
+            table.write(torch.from_numpy(odd))
     assert list(verify(tmp_path / "d.gids")) == []
-    found = store.reopen().table("flag").read_rows(range(500))
+    found = FeatureStore(tmp_path / "d.gids").table("flag").read_rows(range(500))
     assert torch.equal(found[:400], torch.from_numpy(FLAGS[:400]))
     assert (found[400:].view(torch.uint8) == 1).all()
 

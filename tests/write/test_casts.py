@@ -7,7 +7,7 @@ from datasets import needs_unsigned
 
 from gids import FeatureStore, FormatError
 from gids.store.dtypes import TABLE_DTYPES, equal_values
-from gids.write import DatasetWriter, create_table, edge_list
+from gids.write import DatasetWriter, edge_list
 from gids.write.narrow import cast_exactly
 
 WHOLE = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -91,11 +91,9 @@ def test_both_writers_refuse_another_sign_or_range(tmp_path, values, dtype, said
         DatasetWriter(tmp_path / "a.gids") as writer,
     ):
         writer.write_table("node", "n", "k", values, dtype=wanted)
-    with DatasetWriter(tmp_path / "b.gids") as writer:
-        writer.write_table("node", "n", "k", np.zeros((2, 1), np.float32))
-    store = FeatureStore(tmp_path / "b.gids")
-    with pytest.raises(FormatError, match=said), create_table(store, "n.new", 2, 1, wanted) as table:
-        table.write(0, values)
+    with pytest.raises(FormatError, match=said), DatasetWriter(tmp_path / "b.gids") as writer:
+        with writer.open_table("node", "n", "new", (2, 1), wanted) as table:
+            table.write(values)
 
 
 @needs_unsigned

@@ -1,6 +1,5 @@
 """A dataset is published completely or not at all, whatever fails."""
 
-import contextlib
 import errno
 import os
 import resource
@@ -11,13 +10,11 @@ import pytest
 import torch
 from children import ended
 from datasets import write_dataset
-from full_disk import overlay, small_disk
+from full_disk import small_disk
 
 from gids import FeatureStore, FormatError, StorageError
-from gids.store import GeneratedRows, verify
+from gids.store import GeneratedRows
 from gids.write import DatasetWriter, edge_list
-from gids.write.files import check_space
-from gids.write.journal import Journal
 
 ROWS = torch.arange(2000, dtype=torch.float32)[:, None].repeat(1, 256)
 
@@ -69,46 +66,26 @@ def test_an_error_of_the_source_reaches_the_caller(tmp_path, workers):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_existing_dataset_is_only_replaced_with_overwrite(tmp_path):
+def test_nothing_that_exists_is_replaced(tmp_path):
     path = write_dataset(tmp_path / "a.gids")
     before = (path / "manifest.json").read_bytes()
-    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
-        DatasetWriter(path)
-    with pytest.raises(ValueError, match="changed my mind"), DatasetWriter(path, overwrite=True):
-        raise ValueError("changed my mind")
-    assert (path / "manifest.json").read_bytes() == before
-    with DatasetWriter(path, overwrite=True) as writer:
-        writer.write_table("node", "n", "k", ROWS)
-    assert list(FeatureStore(path).tables) == ["n.k"]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_other_directories_are_never_replaced(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").write_text("all of it")
-    with pytest.raises(FormatError, match="is not a gids dataset, so it is not replaced"):
-        DatasetWriter(tmp_path / "home", overwrite=True)
+    (tmp_path / "link.gids").symlink_to("nowhere")
+    for taken in (path, tmp_path / "home", tmp_path / "link.gids"):
+        with pytest.raises(FileExistsError) as caught:
+            DatasetWriter(taken)
+        cure = "choose another name, or remove it first"
+        assert str(caught.value) == f"{taken} already exists, and a dataset never changes: {cure}"
+    with pytest.raises(ValueError, match=r"x\.gids is inside the dataset .*a\.gids, which never changes"):
+        DatasetWriter(path / "tables/x.gids")
+    assert (path / "manifest.json").read_bytes() == before
     (tmp_path / "b.gids.partial").mkdir()
     (tmp_path / "b.gids.partial/notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="exists and does not belong to a conversion"):
         DatasetWriter(tmp_path / "b.gids")
-    assert sorted(p.name for p in tmp_path.rglob("*")) == [
-        "b.gids.partial",
-        "home",
-        "notes.txt",
-        "thesis.tex",
-    ]
-
-
-def test_replacing_a_striped_dataset_removes_its_old_shards(tmp_path, disks):
-    for directory in disks:
-        (directory / "other.shards-00000000").mkdir()
-    for _ in range(2):
-        write_dataset(tmp_path / "a.gids", stripe=disks, overwrite=True)
-    for directory in disks:
-        assert len(list(directory.glob("a.gids.shards-*"))) == 1
-        assert (directory / "other.shards-00000000").exists(), "what is not ours stays"
-    assert list(verify(tmp_path / "a.gids", allow_dirs=disks)) == []
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["a.gids", "b.gids.partial", "home", "link.gids"]
 
 
 def test_a_stripe_directory_that_a_manifest_cannot_name_is_refused_before_anything_is_written(tmp_path):
@@ -117,13 +94,6 @@ def test_a_stripe_directory_that_a_manifest_cannot_name_is_refused_before_anythi
     with pytest.raises(ValueError, match="has a name that is not UTF-8"):
         DatasetWriter(tmp_path / "a.gids", stripe=[directory])
     assert [*tmp_path.iterdir()] == [directory]
-
-
-def test_stripe_directories_of_a_dataset_without_tables_stay_empty(tmp_path, disks):
-    with DatasetWriter(tmp_path / "a.gids", stripe=disks) as writer:
-        writer.write_labels("n", torch.arange(3))
-    assert [list(directory.iterdir()) for directory in disks] == [[]] * len(disks)
-    assert list(verify(tmp_path / "a.gids")) == []
 
 
 @pytest.mark.parametrize("error", [SystemExit, None])
@@ -140,44 +110,12 @@ def test_two_writers_of_one_dataset_are_refused(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "n", "k", ROWS)
         with pytest.raises(FileExistsError) as caught:
-            DatasetWriter(tmp_path / "a.gids", overwrite=True)
+            DatasetWriter(tmp_path / "a.gids")
         assert str(caught.value) == (
             f"another writer, of this or another process, is writing {tmp_path / 'a.gids'}: wait for it, or "
             "choose another name"
         )
     assert FeatureStore(tmp_path / "a.gids").num_nodes() == 2000
-
-
-def test_a_writer_begins_while_another_one_removes_its_directory(tmp_path, monkeypatch):
-    mkdir, calls = os.mkdir, []
-
-    def exists_no_more(path, *args, **kwargs):
-        calls.append(path)
-        if len(calls) == 1:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        mkdir(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "mkdir", exists_no_more)
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "n", "k", ROWS)
-    assert FeatureStore(tmp_path / "a.gids").num_nodes() == 2000
-
-
-def test_a_writer_that_begins_is_not_taken_for_a_directory_of_the_user(tmp_path, monkeypatch):
-    """The other writer makes its journal and dataset/ while this one looks for them."""
-    partial = tmp_path / "a.gids.partial"
-    partial.mkdir()
-    with contextlib.ExitStack() as opened:
-
-        def begin(path):
-            monkeypatch.undo()
-            opened.enter_context(contextlib.closing(Journal(partial / "journal", None)))
-            (partial / "dataset").mkdir()
-            return os.listdir(path)
-
-        monkeypatch.setattr(os, "listdir", begin)
-        with pytest.raises(FileExistsError, match=r"wait for it|close that writer first"):
-            DatasetWriter(tmp_path / "a.gids")
 
 
 LOOPS = ("n", "r", "n")
@@ -248,7 +186,7 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, e
 @pytest.mark.parametrize("key", [None, {"source": 1}])
 def test_full_disk_raises_and_publishes_nothing(key):
     with small_disk("1m") as place:
-        writer = DatasetWriter(place / "a.gids", resume_key=key, sync_bytes=100_000)
+        writer = DatasetWriter(place / "a.gids", resume_key=key)
         with (
             pytest.raises(StorageError, match=r"No space left .* while writing table n\.k") as caught,
             writer,
@@ -262,20 +200,9 @@ def test_full_disk_raises_and_publishes_nothing(key):
         else:
             assert "free space and try again" in str(caught.value)  # nothing was on disk yet to resume from
             subprocess.run(["mount", "-o", "remount,size=8m", place], check=True)
-            again = DatasetWriter(place / "a.gids", resume_key=key)
-            assert again.resumed
-            with again:
+            with DatasetWriter(place / "a.gids", resume_key=key) as again:
                 again.write_table("node", "n", "k", ROWS)
             assert torch.equal(FeatureStore(place / "a.gids").read_rows(range(2000)), ROWS)
-
-
-def test_what_is_written_needs_no_room_in_an_overlay_of_two_disks_either(tmp_path):
-    with small_disk("5m") as disk, overlay(tmp_path, disk) as place:
-        (place / "written").mkdir()
-        (place / "written/file").write_bytes(bytes(3 << 20))
-        assert check_space([(place, 4 << 20)], [place / "written"]) == 4 << 20
-        with pytest.raises(StorageError, match="not enough room"):
-            check_space([(place, 7 << 20)], [place / "written"])
 
 
 def test_a_quota_that_is_used_up_is_reported_without_the_free_space_of_the_disk(tmp_path, monkeypatch):
@@ -301,10 +228,10 @@ def test_disk_without_inodes_is_reported_at_the_start(inodes):
 def test_error_names_the_full_disk_among_several(tmp_path):
     with small_disk("64k") as place:
         (place / "else").write_bytes(bytes(64 << 10))
-        with pytest.raises(
-            StorageError, match=f"while writing a.gids \\(0 B free on the disk of {place}\\); "
-        ):
-            DatasetWriter(tmp_path / "a.gids", stripe=[tmp_path, place])
+        message = f"while writing table n.k \\(0 B free on the disk of {place}\\); "
+        with pytest.raises(StorageError, match=message):
+            with DatasetWriter(tmp_path / "a.gids", stripe=[tmp_path, place]) as writer:
+                writer.write_table("node", "n", "k", ROWS)
         assert [p.name for p in place.iterdir()] == ["else"]
     assert not (tmp_path / "a.gids.partial").exists()
 
@@ -319,36 +246,3 @@ def test_file_size_limit_is_reported_as_a_full_disk(tmp_path):
 
     ended(write)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_journal_with_an_incomplete_line_is_resumed(tmp_path):
-    writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1})
-    writer.write_table("node", "n", "k", ROWS)
-    writer.close(discard=False)
-    with open(tmp_path / "a.gids.partial/journal", "ab") as file:
-        file.write(b'{"item": "table n.la')
-
-    def never(start, out):
-        raise AssertionError("what is done is not read again")
-
-    for _ in range(2):
-        writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1})
-        assert writer.resumed
-        writer.write_table("node", "n", "k", GeneratedRows(ROWS.shape, ROWS.dtype, never))
-        writer.write_labels("n", torch.arange(2000))
-        writer.close(discard=False)
-    with DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1}) as writer:
-        writer.write_table("node", "n", "k", ROWS)
-        writer.write_labels("n", torch.arange(2000))
-    assert list(verify(tmp_path / "a.gids")) == []
-
-
-def test_other_key_starts_again_and_gives_the_reason(tmp_path):
-    writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1, "--page-bytes": 512})
-    writer.write_table("node", "n", "k", ROWS)
-    writer.close(discard=False)
-    with DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1, "--page-bytes": 4096}) as writer:
-        assert not writer.resumed
-        assert writer.restart_reason == "--page-bytes changed"
-        writer.write_table("node", "n", "k", -ROWS)
-    assert torch.equal(FeatureStore(tmp_path / "a.gids").read_rows([5]), -ROWS[5:6])

@@ -1,8 +1,9 @@
-"""PageSink writes the pages that a model has, from ranges of rows in any order, and resumes."""
+"""PageSink writes the pages that a model has."""
 
 import fcntl
 import mmap
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -92,45 +93,19 @@ def table(row_bytes, shards):
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("row_bytes", [512, 128, 100, 7])
-def test_ranges_in_any_order_make_the_pages(tmp_path, row_bytes, shards):
+def test_ranges_of_pages_and_rows_that_are_appended_make_the_pages(tmp_path, row_bytes, shards):
     entry = table(row_bytes, shards)
-    for seed in range(4):
+    per_page = entry.geometry.rows_per_page
+    for seed in range(6):
         rows = RNG.integers(1, 256, (ROWS, row_bytes), np.uint8)
         bounds = np.unique(np.append(RNG.integers(0, ROWS, 9), [0, ROWS]))
-        synced = []
-        options = {"direct": seed % 2 == 0, "sync_bytes": 5000, "on_sync": synced.append}
-        with PageSink(tmp_path, entry, **options) as sink:
-            for i in RNG.permutation(len(bounds) - 1):
-                assert sink.first_gap() is not None
-                sink.write(int(bounds[i]), rows[bounds[i] : bounds[i + 1]])
-            assert sink.first_gap() is None
+        with PageSink(tmp_path, entry, direct=seed % 2 == 0) as sink:
+            if seed < 3:  # in any order
+                bounds = np.unique([*(bounds // per_page * per_page), ROWS])
+                for i in RNG.permutation(len(bounds) - 1):
+                    sink.write(int(bounds[i]), rows[bounds[i] : bounds[i + 1]])
+            else:
+                for start, stop in pairwise(bounds):
+                    sink.append(rows[start:stop])
             assert sink.finish() == file_crc32c(tmp_path / "sums")
         check(entry, tmp_path, rows)
-        assert synced == sorted(synced)
-        assert all(n == ROWS or n % entry.geometry.rows_per_page == 0 for n in synced), "they are on disk"
-        assert synced[-1] == ROWS
-
-
-@pytest.mark.parametrize("row_bytes", [512, 100, 7])
-def test_rows_go_on_where_another_sink_was_flushed(tmp_path, row_bytes):
-    entry = table(row_bytes, 2)
-    rows = RNG.integers(1, 256, (ROWS, row_bytes), np.uint8)
-    done = 0
-    for stop in (0, 3, 74, 75, 202, ROWS):
-        with PageSink(tmp_path, entry) as sink:
-            sink.resume(done)
-            sink.write(done, rows[done:stop])
-            sink.write(stop, rows[stop : stop + 1])  # lost, or written again
-            sink.flush()
-            sink.sync()
-        done = stop
-    check(entry, tmp_path, rows)
-
-
-def test_a_row_is_written_once(tmp_path):
-    with PageSink(tmp_path, table(100, 1)) as sink:
-        sink.write(10, np.zeros((10, 100), np.uint8))
-        with pytest.raises(ValueError, match="row 10 was written already"):
-            sink.write(5, np.zeros((6, 100), np.uint8))
-        assert sink.first_gap() == (0, 9)
-        assert not sink.is_writing

@@ -16,7 +16,6 @@ from gids.cache import page_heat
 from gids.heat import reverse_pagerank, sampled_counts
 from gids.inference import layerwise
 from gids.store import NotHeldError, verify
-from gids.store.part import part_paths
 from gids.write import DatasetWriter
 from gids.write.partition import partition
 from gids.write.partition.owners import hash_owners
@@ -266,31 +265,14 @@ def test_a_dataset_without_nodes_or_edges_has_empty_parts(tmp_path):
     check_union(FeatureStore(tmp_path / "a.gids"), open_parts(tmp_path / "parts"))
 
 
-def test_existing_parts_are_replaced_only_with_overwrite(dataset, tmp_path):
+def test_existing_parts_are_not_replaced(dataset, tmp_path):
     partition(dataset, tmp_path / "parts", 2)
     before = contents(tmp_path / "parts")
-    with pytest.raises(FileExistsError, match="already exists"):
-        partition(dataset, tmp_path / "parts", 3)
+    for taken in (tmp_path / "parts", dataset):
+        with pytest.raises(FileExistsError, match="already exists, and a dataset never changes"):
+            partition(dataset, taken, 3)
     assert contents(tmp_path / "parts") == before
-    (tmp_path / "parts/notes.txt").touch()
-    with pytest.raises(FormatError, match=r"notes\.txt is not a part, and would be removed"):
-        partition(dataset, tmp_path / "parts", 3, overwrite=True)
-    (tmp_path / "parts/notes.txt").unlink()
-    partition(dataset, tmp_path / "parts", 4, overwrite=True)
-
-    def replace_once(_):
-        if len(part_paths(tmp_path / "parts")) == 4:
-            partition(dataset, tmp_path / "parts", 3, overwrite=True)
-
-    assert list(verify(tmp_path / "parts", on_total=replace_once)) == []
-    assert len(part_paths(tmp_path / "parts")) == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mag.gids", "parts"]
-    with pytest.raises(FormatError, match="is not a directory of parts"):
-        partition(dataset, dataset, 3, overwrite=True)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").touch()
-    with pytest.raises(FormatError, match="is not a directory of parts"):
-        partition(dataset, tmp_path / "mine", 3, overwrite=True)
 
 
 @pytest.mark.parametrize("part", ["tables/paper.feat/shard-00.bin", "graph/paper.cites.paper/indices.npy"])

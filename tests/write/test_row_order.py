@@ -1,19 +1,16 @@
 """Orders of rows: rows that are read together share pages; readers see no difference."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
 from datasets import read_source
 
-from gids.convert import Options, convert, layout
+from gids.convert import Options, convert
 from gids.errors import FormatError
 from gids.store import FeatureStore, verify
 from gids.write import DatasetWriter
 from gids.write import row_order as row_order_module
 from gids.write.row_order import community_order, degree_order
-from gids.write.workplace import Workplace
 
 
 def is_permutation(order, count):
@@ -193,38 +190,3 @@ def test_error_says_why_rows_cannot_be_ordered(tmp_path, source):
     with pytest.raises(FormatError, match="needs a graph"):
         converted(alone, tmp_path / "b.gids", order="degree")
     assert not (tmp_path / "b.gids").exists()
-
-
-class Stopped(BaseException):
-    """Ends a conversion, as a kill does."""
-
-
-def test_stopped_conversion_with_an_order_resumes(tmp_path, source, monkeypatch):
-    options = Options(order="community", memory_bytes=1 << 20, workers=1)
-    files = sorted(source.iterdir())
-    convert(files, lambda s: read_source(source, s), tmp_path / "whole.gids", options)
-    computed, record, path = [], Workplace.save, tmp_path / "stopped.gids"
-    compute = layout.community_order
-    monkeypatch.setattr(layout, "community_order", lambda *a: computed.append(1) or compute(*a))
-    stops = 0
-    while not path.exists():
-        left = 2
-
-        def record_few(self, item, value):
-            nonlocal left
-            record(self, item, value)
-            left -= 1
-            if left == 0:
-                raise Stopped
-
-        monkeypatch.setattr(Workplace, "save", record_few)
-        with contextlib.suppress(Stopped):
-            convert(files, lambda s: read_source(source, s), path, options, sync_bytes=60_000)
-        stops += 1
-        assert stops < 500, "it never gets anywhere"
-    assert stops > 10
-    assert len(computed) == 1
-    assert not path.with_name("stopped.gids.partial").exists()
-    assert not list(verify(path))
-    for file in (p.relative_to(path) for p in path.rglob("*") if p.is_file()):
-        assert (tmp_path / "whole.gids" / file).read_bytes() == (path / file).read_bytes()

@@ -1,16 +1,15 @@
 """Kill every command that writes a dataset, at every call that changes a file, and look what is left.
 
     python tools/kill_writers                            # at every 5th call of every command
-    python tools/kill_writers --every 1 --only "convert in place"
+    python tools/kill_writers --every 1 --only "convert --stripe"
 
-The commands are those of scenarios.py: convert, partition, restripe, heat, create_table and layerwise, with
-and without --stripe and --overwrite.
+The commands are those of scenarios.py: convert, with and without --stripe, partition, heat and layerwise.
 
 A command is killed (SIGKILL) when it makes its n-th call that creates, writes, syncs, renames or removes
-something (of a write, half may be done). It is run again, and may be killed again. After each kill the
-dataset must be whole, the old one or the new one; after the last run it must be the new one, with the bytes
-of an undisturbed run, and nothing else may be left. A loss of power after n calls is simulated from the log
-of an undisturbed run: what was not synced is gone, or has a name and zeros for data.
+something (of a write, half may be done). It is run again, and may be killed again. After each kill there must
+be no dataset or a whole one (for heat: the old one or the new one); after the last run it must be there, with
+the bytes of an undisturbed run, and nothing else may be left. A loss of power after n calls is simulated from
+the log of an undisturbed run: what was not synced is gone, or has a name and zeros for data.
 
 Needs a C++ compiler ($CXX or c++), glibc and Linux; no root. Exits with 1 and prints what went wrong when
 anything did.

@@ -27,7 +27,6 @@ pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 std::string* root = nullptr;  // null: not armed
 long kill_at = 0;
 bool torn = false;
-bool no_exchange = false;
 int log_fd = -1;
 long calls = 0;
 
@@ -144,10 +143,10 @@ long gathered(int fd, const iovec* parts, int count, off_t offset) {
 extern "C" {
 
 // Watch what is below a directory, from now on. at: the number of the call at which to end, from 1; 0: none.
-// half: write half of it, where that call writes. old_kernel: renameat2 cannot exchange. log: or -1.
-void kill_writers_arm(const char* directory, long at, int half, int old_kernel, int log) {
+// half: write half of it, where that call writes. log: or -1.
+void kill_writers_arm(const char* directory, long at, int half, int log) {
   Guard guard;
-  kill_at = at, torn = half, no_exchange = old_kernel, log_fd = log, calls = 0;
+  kill_at = at, torn = half, log_fd = log, calls = 0;
   root = new std::string(directory);
 }
 
@@ -181,12 +180,8 @@ int creat(const char* path, mode_t mode) {
 }
 
 int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
-  const char* name = flags == 2 ? "exchange" : flags > 1 ? "unknown" : "rename";
+  const char* name = flags > 1 ? "unknown" : "rename";
   return static_cast<int>(change(name, path_of(from_dir, from), path_of(to_dir, to), [&]() -> long {
-    if (no_exchange && flags) {
-      errno = EINVAL;
-      return -1;
-    }
     return syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
   }));
 }

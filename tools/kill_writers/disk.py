@@ -65,8 +65,8 @@ class Disk:
             return
         if call.name == "unknown":
             raise NotImplementedError(f"a call on {call.path} that is not simulated")
-        if call.name in ("rename", "exchange"):
-            self._rename(call.path, call.second, exchange=call.name == "exchange")
+        if call.name == "rename":
+            self._rename(call.path, call.second)
             return
         if call.name == "link":
             directory, name = self._parent(call.second)
@@ -111,15 +111,12 @@ class Disk:
         """The data of every file, by its path below the root."""
         return dict(_contents(self.root, ""))
 
-    def _rename(self, source: str, target: str, *, exchange: bool) -> None:
+    def _rename(self, source: str, target: str) -> None:
         from_, name = self._parent(source)
         to, new = self._parent(target)
         assert from_.entries is not None
         assert to.entries is not None
-        moved = from_.entries.pop(name)
-        if exchange:
-            from_.entries[name] = to.entries[new]
-        to.entries[new] = moved
+        to.entries[new] = from_.entries.pop(name)
         self._renames.append((from_, to))
 
     def _sync(self, node: Node) -> None:

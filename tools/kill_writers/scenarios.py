@@ -23,12 +23,10 @@ from gids.convert.source import source_files
 from gids.inference import layerwise
 from gids.store import verify
 from gids.store.part import part_paths
-from gids.write import create_table, restripe
 from gids.write.partition import partition
 
 NAME = "a.gids"
 DISKS = ("ssd0", "ssd1", "ssd2")
-SYNC_BYTES = 20_000
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,15 @@ Step = Callable[[Place], None]
 @dataclass(frozen=True)
 class Scenario:
     """before: makes what is there, the "old" dataset where there is one. command: makes the "new" one. then:
-    what is run after the kill, the same command unless given. old_kernel: without an exchange of two names.
-    replaces: the command may be run when it was through; else FileExistsError is right then. kills: how often
-    a command may be killed before it may finish.
+    what is run after the kill, the same command unless given. changes: the command changes the dataset, and
+    may be run when it was through; else FileExistsError is right then. kills: how often a command may be
+    killed before it may finish.
     """
 
     command: Step
     before: tuple[Step, ...] = ()
     then: Step | None = None
-    old_kernel: bool = False
-    replaces: bool = True
+    changes: bool = False
     kills: int = 2
 
 
@@ -159,27 +156,18 @@ def converted(source: str, *, stripes: Sequence[int] = (), **options: object) ->
             lambda scratch: open_source(reader, path, scratch, Choices()),
             place.dataset,
             Options(stripe=stripe, **given),  # type: ignore[arg-type]
-            sync_bytes=SYNC_BYTES,
         )
 
     return step
 
 
-def partitioned(source: str, parts: int, *, method: str = "hash", overwrite: bool = False) -> Step:
-    return lambda place: _partition(place, source, parts, method, overwrite)
+def partitioned(source: str, parts: int, *, method: str = "hash") -> Step:
+    return lambda place: _partition(place, source, parts, method)
 
 
-def _partition(place: Place, source: str, parts: int, method: str, overwrite: bool) -> None:
-    partition(
-        place.sources / f"{source}.gids",
-        place.dataset,
-        parts,
-        method=method,
-        workers=1,
-        memory_bytes=1 << 20,
-        overwrite=overwrite,
-        sync_bytes=SYNC_BYTES,
-    )
+def _partition(place: Place, source: str, parts: int, method: str) -> None:
+    path = place.sources / f"{source}.gids"
+    partition(path, place.dataset, parts, method=method, workers=1, memory_bytes=1 << 20)
 
 
 def _run(place: Place, command: str, *arguments: str) -> None:
@@ -189,98 +177,48 @@ def _run(place: Place, command: str, *arguments: str) -> None:
         raise SystemExit(f"gids {command} ended with {status}")
 
 
-def converted_in_place(*disks: int) -> Step:
-    """`gids convert` of a dataset to itself, on other disks."""
-
-    def step(place: Place) -> None:
-        stripe = ["--stripe", *(str(place.disks[i]) for i in disks)] if disks else []
-        _run(place, "convert", str(place.dataset), "--overwrite", *stripe)
-
-    return step
-
-
-def restriped(*disks: int) -> Step:
-    return lambda place: restripe(
-        place.dataset, [place.disks[i] for i in disks], allow_dirs=place.disks, workers=1
-    )
-
-
 def heated(seed: int) -> Step:
     options = ("--method", "sampled", "--fanouts", "2", "--batch-size", "4", "--seed", str(seed))
     return lambda place: _run(place, "heat", *options)
 
 
-def table_created(value: float, key: str = "h", *, replace: bool = False) -> Step:
-    def step(place: Place) -> None:
-        store = FeatureStore(place.dataset, allow_dirs=place.disks)
-        with create_table(store, f"_N.{key}", NODES, 40, page_bytes=512, replace=replace) as writer:
-            for start in (30, 0):
-                writer.write(start, torch.full((30, 40), value))
+def inferred(scale: float) -> Step:
+    """Its output is the dataset."""
 
-    return step
-
-
-def inferred(scale: float, *, replace: bool = False) -> Step:
     def layer(block: object, rows: torch.Tensor) -> torch.Tensor:
         return rows[: block.num_dst] * scale  # type: ignore[attr-defined]
 
     def step(place: Place) -> None:
-        store = FeatureStore(place.dataset, allow_dirs=place.disks)
         layerwise(
             [layer, layer],
-            gids.open(store, memory=64 << 20, tuning=gids.Tuning(engine="threads")),
+            gids.open(place.sources / "graph0.gids", memory=64 << 20, tuning=gids.Tuning(engine="threads")),
             tables=["feat"],
-            output="h",
-            replace=replace,
+            output=place.dataset,
         )
 
     return step
 
 
-OLD, OLD_STRIPED = converted("graph0"), converted("graph0", stripes=(0, 1))
-OTHER_OPTIONS = converted("graph1", stripes=(0, 1), overwrite=True, sort_neighbors=True)
+STRIPED = converted("graph0", stripes=(0, 1))
 
 SCENARIOS = {
-    "convert": Scenario(converted("graph1"), replaces=False),
-    "convert --stripe": Scenario(converted("graph1", stripes=(0, 1)), replaces=False),
-    "convert --overwrite": Scenario(converted("graph1", overwrite=True), (OLD,)),
-    "convert --overwrite, old kernel": Scenario(converted("graph1", overwrite=True), (OLD,), old_kernel=True),
-    "convert --overwrite, once striped": Scenario(converted("graph1", overwrite=True), (OLD_STRIPED,)),
-    "convert --stripe --overwrite": Scenario(
-        converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,)
+    "convert": Scenario(converted("graph1"), kills=4),
+    "convert --stripe": Scenario(STRIPED, kills=4),
+    "convert, then with other options": Scenario(
+        converted("graph1"), then=converted("graph1", sort_neighbors=True)
     ),
-    "convert --stripe --overwrite, then another": Scenario(
-        converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,), then=OTHER_OPTIONS
-    ),
-    "convert --overwrite, old kernel, then another": Scenario(
-        converted("graph1", overwrite=True), (OLD,), then=OTHER_OPTIONS, old_kernel=True
-    ),
+    "convert --stripe, then another source": Scenario(STRIPED, then=converted("graph1", stripes=(0, 2))),
+    "convert --stripe, then without": Scenario(STRIPED, then=converted("graph1")),
     "convert --order, sorted in files": Scenario(
-        converted("sorted", stripes=(0, 1), order="degree", reverse_edges=False, index_dtype="auto"),
-        replaces=False,
-        kills=6,
+        converted("sorted", stripes=(0, 1), order="degree", reverse_edges=False, index_dtype="auto"), kills=6
     ),
-    "partition": Scenario(partitioned("graph0", 2), replaces=False, kills=4),
-    "partition --overwrite": Scenario(partitioned("graph1", 3, overwrite=True), (partitioned("graph0", 2),)),
-    "partition --overwrite, then another": Scenario(
-        partitioned("graph1", 2, overwrite=True),
-        (partitioned("graph0", 2),),
-        then=partitioned("graph1", 3, method="range", overwrite=True),
+    "partition": Scenario(partitioned("graph0", 2), kills=4),
+    "partition, then into more parts": Scenario(
+        partitioned("graph1", 2), then=partitioned("graph1", 3, method="range")
     ),
-    "convert in place, to other disks": Scenario(converted_in_place(1, 2), (OLD_STRIPED,)),
-    "convert in place, into the dataset": Scenario(converted_in_place(), (OLD_STRIPED,)),
-    "convert in place, then to another disk": Scenario(
-        converted_in_place(0), (OLD_STRIPED,), then=converted_in_place(2)
-    ),
-    "restripe, old kernel, then to another disk": Scenario(
-        restriped(0, 1), (OLD,), then=restriped(2), old_kernel=True
-    ),
-    "heat": Scenario(heated(0), (OLD,)),
-    "heat, computed anew": Scenario(heated(1), (OLD_STRIPED, heated(0))),
-    "create_table": Scenario(table_created(2), (OLD,), replaces=False),
-    "create_table, replace, striped": Scenario(
-        table_created(2, "feat", replace=True), (OLD_STRIPED, table_created(1, "feat", replace=True))
-    ),
-    "layerwise": Scenario(inferred(2.0), (OLD,), replaces=False),
-    "layerwise, replace, striped": Scenario(inferred(2.0, replace=True), (OLD_STRIPED, inferred(3.0))),
+    "partition, then convert": Scenario(partitioned("graph0", 2), then=STRIPED),
+    "heat": Scenario(heated(0), (STRIPED,), changes=True),
+    "heat, computed anew": Scenario(heated(1), (STRIPED, heated(0)), changes=True),
+    "layerwise": Scenario(inferred(2.0)),
+    "layerwise, then convert": Scenario(inferred(3.0), then=converted("graph0")),
 }

@@ -150,9 +150,7 @@ class Torture:
         def arm() -> None:
             log_fd = -1 if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             directory = os.fsencode(self._place.work)
-            ctypes.CDLL(None).kill_writers_arm(
-                directory, ctypes.c_long(at), half, self.scenario.old_kernel, log_fd
-            )
+            ctypes.CDLL(None).kill_writers_arm(directory, ctypes.c_long(at), half, log_fd)
 
         status, said = in_child(lambda: step(self._place), log=self._root / "said", arm=arm)
         if status not in (0, KILLED) and not said:
@@ -175,7 +173,7 @@ class Torture:
     def _check_state(self, when: str, seen: int) -> int:
         found = self._state()
         states = [self._old, self._new, self._last]
-        if found == "nothing" and (self.scenario.old_kernel or (self._old == "nothing" and not seen)):
+        if found == "nothing" and self._old == "nothing" and not seen:
             return seen
         if found not in states[seen:]:
             raise Failed(f"{when}: {found}, not {' or '.join(states[seen:])} (old, new, last)")
@@ -183,26 +181,30 @@ class Torture:
 
     def _is_killed(self, when: str, step: Step, at: int, seen: int) -> bool:
         """Run a command; whether it was killed. Raises Failed when it ended otherwise than it should."""
-        journal = self._place.dataset.with_name(f"{self._place.dataset.name}.partial") / "journal"
-        was_through = seen > 0 and not journal.exists()
         status, said = self._run(step, at)
         if at and status == KILLED:
             return True
         is_refused = str(said).startswith(FileExistsError.__name__)
-        if status and not (was_through and is_refused and not self.scenario.replaces):
+        if status and not (seen > 0 and is_refused and not self.scenario.changes):
             raise Failed(f"{when}: run again, it ended with {status}: {said}")
         return False
 
     def _compare(self, when: str) -> None:
-        """Raise Failed unless what is there is what an undisturbed run leaves."""
+        """Raise Failed unless what is there is what an undisturbed run leaves.
+
+        It is that of the first command, if that was through and another one was refused.
+        """
         found = self._state()
-        if found != self._last:
-            raise Failed(f"{when}: run again, it leaves {found}, not {self._last}")
+        wanted, wanted_files = self._last, self._last_files
+        if found == self._new and not self.scenario.changes:
+            wanted, wanted_files = self._new, self._new_files
+        if found != wanted:
+            raise Failed(f"{when}: run again, it leaves {found}, not {wanted}")
         files = self._files()
-        if files != self._last_files:
-            lost = sorted(self._last_files.keys() - files.keys())
-            left = sorted(files.keys() - self._last_files.keys())
-            other = sorted(n for n in files if self._last_files.get(n, files[n]) != files[n])
+        if files != wanted_files:
+            lost = sorted(wanted_files.keys() - files.keys())
+            left = sorted(files.keys() - wanted_files.keys())
+            other = sorted(n for n in files if wanted_files.get(n, files[n]) != files[n])
             raise Failed(f"{when}: run again, it lacks {lost}, leaves {left}, and has other bytes in {other}")
 
     def _everything(self) -> dict[str, bytes]:

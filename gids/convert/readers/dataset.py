@@ -30,7 +30,7 @@ from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
 from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks, check_ids, file_crc32c
 from gids.store.table import Table, positions_of
-from gids.write.publish import is_dataset
+from gids.write.workplace import is_dataset
 
 _BLOCK_BYTES = 8 << 20
 
@@ -121,9 +121,7 @@ def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
         table.type,
         table.key,
         GeneratedRows((table.row_count, *table.shape), table.dtype, fill),
-        StoredTable(
-            table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order, table.extra
-        ),
+        StoredTable(table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order),
     )
 
 
@@ -172,8 +170,8 @@ def _files(path: Path) -> list[Path]:
 _LAYOUT = """\
 A dataset of gids, with everything in it. Values, row order, types and page sizes stay as they are, but for
 those that --dtype, --scale, --order, --page-bytes and --index-dtype name. Compares the files with their
-checksums. If the dataset is striped, allow its directories with --allow-dir. DST may be SRC, with
---overwrite. Not for a part of a partitioned dataset."""
+checksums. If the dataset is striped, allow its directories with --allow-dir. Not for a part of a
+partitioned dataset."""
 
 READER = Reader(
     "gids",

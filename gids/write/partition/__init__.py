@@ -1,4 +1,4 @@
-"""Divide a dataset into parts, one per process or machine. Can resume. Called by `gids partition`.
+"""Divide a dataset into parts, one per process or machine. Called by `gids partition`.
 
 Rows and edges, which are large, are divided; every part has all arrays about nodes. All parts are built
 beside their final directory and published together, by one rename.
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from typing import Any
-
-import numpy as np
 
 from gids.errors import FormatError
 from gids.store.feature_store import FeatureStore
 from gids.store.files import array_bytes
-from gids.store.manifest import MAX_PARTS, Manifest, NodesEntry, Part, manifest_checksum
+from gids.store.manifest import MAX_PARTS, Manifest, Part, manifest_checksum
 from gids.store.names import Relation, describe_type
 from gids.store.part import part_name, refuse_part
 from gids.write.files import check_space
 from gids.write.partition.divide import Division
 from gids.write.partition.owners import FROM_FILES, METHODS, OwnerFiles, hash_owners, range_owners
-from gids.write.publish import dataset_path
-from gids.write.workplace import Workplace, finish_published
+from gids.write.workplace import Workplace, dataset_path
 
 __all__ = ["METHODS", "PartFigures", "Report", "partition"]
 
@@ -85,24 +81,21 @@ def partition(
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
     workers: int = 2,
     memory_bytes: int = 256 << 20,
-    overwrite: bool = False,
-    say: Callable[[str], None] = _silent,
     on_total: Callable[[int], None] = _silent,
     on_bytes: Callable[[int], None] = _silent,
-    sync_bytes: int = 256 << 20,
-) -> Report | None:
+) -> Report:
     """Divide the dataset at `path` into parts, and write them to the directory `out`.
 
     parts: 1 to 4096. method: how nodes get owners, one of METHODS. owners: node type ("": the only one) ->
     .npy file with the part of each node, int[nodes], in place of a method. seed: of method "hash".
     allow_dirs: directories outside the dataset that may contain its shards. workers: number of threads.
-    memory_bytes: limit of the memory for buffers. overwrite: replace the parts at `out`. say(sentence):
-    prints a note. on_total(bytes), on_bytes(n): progress, from any thread.
+    memory_bytes: limit of the memory for buffers. on_total(bytes), on_bytes(n):
+    progress, from any thread.
 
-    Returns what each part has; None if `out` was complete already and only temporary files of an earlier run
-    were left. After an interrupt, a kill or a full disk, OUT.partial remains and the same call continues.
-    Raises ValueError for an invalid argument, FormatError for a dataset that cannot be divided,
-    FileExistsError, StorageError for a full disk and for damaged data.
+    Returns what each part has. `out` appears when all parts are complete. A kill leaves OUT.partial, which
+    the next call for `out` removes; it starts again. Raises ValueError for an invalid argument, FormatError
+    for a dataset that cannot be divided, FileExistsError if something is at `out`, StorageError for a full
+    disk and for damaged data.
     """
     if not 1 <= parts <= MAX_PARTS:
         raise ValueError(f"parts={parts}; it must be 1 to {MAX_PARTS}")
@@ -121,22 +114,16 @@ def partition(
                     f"relation {describe_type(relation.type)} has no topology, so its edges have no owners: "
                     "convert the source with its edges, or without the features of these edges"
                 )
-        whole, target = manifest_checksum(manifest), dataset_path(out)
         files = None if owners is None else OwnerFiles(owners, manifest)
         method = method if files is None else FROM_FILES
-        key: dict[str, Any] = {"the dataset": whole, "--parts": parts, "--by": method, "--seed": seed}
-        key["--owners"] = files and files.key
-        if finish_published(target, key):
-            say("the parts are complete; removed the temporary files of an earlier run that was killed")
-            return None
-        workplace = Workplace(target, [], key, overwrite=overwrite, of_parts=True, on_bytes=on_bytes)
-        first = Part(0, parts, whole, method, manifest.topology_crc)
-        division = Division(store, manifest, workplace, first, workers, memory_bytes, sync_bytes, on_bytes)
+        first = Part(0, parts, manifest_checksum(manifest), method, manifest.topology_crc)
+        workplace = Workplace(dataset_path(out), [], None)
+        division = Division(store, manifest, workplace, first, workers, memory_bytes, on_bytes)
         try:
-            return _run(division, files, seed, say, on_total)
+            return _run(division, files, seed, on_total)
         except BaseException as error:
             explained = workplace.explain_full(error, "it") if isinstance(error, OSError) else None
-            workplace.close(discard=isinstance(error, FormatError) or not workplace.has_progress)
+            workplace.close(discard=True)
             if explained is None:
                 raise
             raise explained from error
@@ -146,41 +133,33 @@ def _run(
     division: Division,
     files: OwnerFiles | None,
     seed: int,
-    say: Callable[[str], None],
     on_total: Callable[[int], None],
 ) -> Report:
     manifest, workplace, method = division.manifest, division.workplace, division.first.method
-    if workplace.resumed and workplace.has_progress:
-        say("resuming an unfinished partition")
-    elif workplace.restart_reason:
-        say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
     needed_bytes = division.needed_bytes()
-    # Before the first record, so that nothing is left.
-    check_space([(workplace.path.parent, needed_bytes)], [workplace.partial])
+    check_space([(workplace.path.parent, needed_bytes)])
     on_total(division.work_bytes())
     workplace.needed_bytes = needed_bytes
     for root in division.roots:
         root.mkdir(exist_ok=True)
-
-    def owners(nodes: NodesEntry) -> Iterator[np.ndarray]:
+    for nodes in manifest.nodes:
         if files is not None:
-            return files.owners(nodes.type, division.parts)
-        if method == "range":
-            return range_owners(nodes.count, division.parts)
-        return hash_owners(nodes.type, nodes.count, division.parts, seed)
-
-    for entry in manifest.nodes:
-        division.write_owners(entry, partial(owners, entry))
-    counts = division.once("counts", 8 * sum(r.count for r in manifest.relations), division.count)
+            owners = files.owners(nodes.type, division.parts)
+        elif method == "range":
+            owners = range_owners(nodes.count, division.parts)
+        else:
+            owners = hash_owners(nodes.type, nodes.count, division.parts, seed)
+        division.write_owners(nodes, owners)
+    counts = division.count()
     held: dict[str | Relation, list[int]] = {}  # the nodes and edges of each part, by type
     held |= {n.type: of_parts for n, of_parts in zip(manifest.nodes, counts["nodes"], strict=True)}
     held |= {r.type: of_parts for r, of_parts in zip(manifest.relations, counts["edges"], strict=True)}
-    nodes = {n.type: division.copy_node_arrays(n) for n in manifest.nodes}
+    node_arrays = {n.type: division.copy_node_arrays(n) for n in manifest.nodes}
     edges = {r.type: division.divide_topology(r, held[r.type]) for r in manifest.relations}
     tables = [division.divide_table(t, held[t.type]) for t in manifest.tables]
     manifests = [
         Manifest(
-            tuple(replace(n, arrays=nodes[n.type], held=held[n.type][part]) for n in manifest.nodes),
+            tuple(replace(n, arrays=node_arrays[n.type], held=held[n.type][part]) for n in manifest.nodes),
             tuple(
                 replace(r, arrays=edges[r.type][part], held=held[r.type][part]) for r in manifest.relations
             ),

@@ -10,11 +10,10 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from gids.store.manifest import (
     RelationEntry,
     ScaleEntry,
     TableEntry,
-    array_entry,
     owner_dtype,
 )
 from gids.store.names import encode_path, shard_paths, table_path
@@ -40,7 +38,7 @@ from gids.store.part import part_name
 from gids.store.rows import file_crc32c, read_ahead, read_range
 from gids.stored_file import AnyFile, open_descriptor
 from gids.write.files import ArrayFile, link_file, sync_files, write_array
-from gids.write.page_sink import MAX_BLOCK_BYTES, PageSink, table_files
+from gids.write.page_sink import MAX_BLOCK_BYTES, PageSink
 from gids.write.workplace import Workplace
 
 _NODES = 1 << 18  # read at a time
@@ -78,7 +76,7 @@ def by_part(owners: np.ndarray, parts: range) -> list[np.ndarray]:
 class Division:
     """One call of partition(): the dataset, the parts, limits and progress.
 
-    first: the first part. The steps are recorded in the journal, and skipped when it resumes.
+    first: the first part.
     """
 
     store: FeatureStore
@@ -87,7 +85,6 @@ class Division:
     first: Part
     workers: int
     memory_bytes: int
-    sync_bytes: int
     on_bytes: Callable[[int], None]
 
     def __post_init__(self) -> None:
@@ -95,13 +92,6 @@ class Division:
         self.roots = [self.workplace.root / part_name(i) for i in range(self.parts)]
         self._owners: dict[str, ArrayEntry] = {}  # of the arrays in the first part, by node type
         self._block_edges = max(1, min(_EDGES, self.memory_bytes // 2 // _EDGE_BYTES))
-
-    def once(
-        self, item: str, progress: int, work: Callable[[], Any], folder: str = "", group: range | None = None
-    ) -> Any:
-        """Do what is not recorded as done. folder: of these parts (default: all), in which it makes files."""
-        roots = self.roots if group is None else self.roots[group.start : group.stop]
-        return self.workplace.once(item, progress, work, [root / folder for root in roots if folder])
 
     def groups(self, at_once: int) -> list[range]:
         """The parts, at most at_once in a group. One pass over the source writes a group."""
@@ -112,9 +102,9 @@ class Division:
         return self.groups(_files_limit(_TOPOLOGY_FILES))
 
     def table_groups(self, entry: TableEntry) -> list[range]:
-        """An incomplete page of each part is in memory. The same when a run resumes with other memory."""
-        at_once = min(_files_limit(_TABLE_FILES), max(1, self.memory_bytes // 4 // entry.page_bytes))
-        return self.groups(self.once(f"groups of {table_path(entry.type, entry.key)}", 0, lambda: at_once))
+        """An incomplete page of each part is in memory."""
+        at_once = max(1, self.memory_bytes // 4 // entry.page_bytes)
+        return self.groups(min(_files_limit(_TABLE_FILES), at_once))
 
     def read(self, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
         """Elements first … last, in new memory; the file does not stay in the page cache."""
@@ -152,20 +142,15 @@ class Division:
 
     # Arrays of nodes, and owners
 
-    def write_owners(self, nodes: NodesEntry, pieces: Callable[[], Iterator[np.ndarray]]) -> None:
+    def write_owners(self, nodes: NodesEntry, pieces: Iterable[np.ndarray]) -> None:
         """Write the owner of every node of a type to all parts, which share the file. pieces: the owners."""
         path, dtype = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy", owner_dtype(self.parts)
         first, *others = self.roots
-
-        def write() -> ArrayEntry:
-            entry = write_array(first, path, dtype, (nodes.count,), pieces())
-            for other in others:
-                link_file(first / path, other / path)
-            self.on_bytes(array_bytes(entry))
-            return entry
-
-        size_bytes = array_bytes(ArrayEntry(path, dtype, (nodes.count,), 0))
-        self._owners[nodes.type] = array_entry(self.once(_owners_item(nodes), size_bytes, write, "nodes"))
+        entry = write_array(first, path, dtype, (nodes.count,), pieces)
+        for other in others:
+            link_file(first / path, other / path)
+        self.on_bytes(array_bytes(entry))
+        self._owners[nodes.type] = entry
 
     def owners(self, ntype: str) -> np.ndarray:
         """The part of each node, memory-mapped."""
@@ -177,26 +162,22 @@ class Division:
         name = encode_path(nodes.type)
         entries = {role: replace(a, path=f"nodes/{name}.{role}.npy") for role, a in nodes.arrays.items()}
         for role, source in nodes.arrays.items():
-            self._copy(f"nodes {name}.{role}", source, entries[role], "nodes")
+            self._copy(source, entries[role])
         return {**entries, OWNER: self._owners[nodes.type]}
 
-    def _copy(self, item: str, source: ArrayEntry, entry: ArrayEntry, folder: str) -> None:
+    def _copy(self, source: ArrayEntry, entry: ArrayEntry) -> None:
         """Copy an array of the dataset to the entry's path in all parts, which share it by hard links if
         possible. Raises StorageError if it is damaged."""
         file, (first, *others) = self.store.locate.array(source), (root / entry.path for root in self.roots)
-
-        def work() -> None:
-            first.parent.mkdir(parents=True, exist_ok=True)
-            with open(open_descriptor(file), "rb") as read, open(first, "wb") as written:
-                shutil.copyfileobj(read, written, MAX_BLOCK_BYTES)
-                written.flush()
-                sync_files([written.fileno()])
-            _check_crc(first, entry, file)
-            for other in others:
-                link_file(first, other)
-            self.on_bytes(array_bytes(entry))
-
-        self.once(item, array_bytes(entry), work, folder)
+        first.parent.mkdir(parents=True, exist_ok=True)
+        with open(open_descriptor(file), "rb") as read, open(first, "wb") as written:
+            shutil.copyfileobj(read, written, MAX_BLOCK_BYTES)
+            written.flush()
+            sync_files([written.fileno()])
+        _check_crc(first, entry, file)
+        for other in others:
+            link_file(first, other)
+        self.on_bytes(array_bytes(entry))
 
     # Edges
 
@@ -284,13 +265,8 @@ class Division:
 
         Returns the entries of each part. Reads the source once per group of parts.
         """
-        name, entries = encode_path(*relation.type), list[dict[str, ArrayEntry]]()
-        for group in self.topology_groups():
-            item = f"graph {name} {group.start}-{group.stop - 1}"
-            work = partial(self._write_topology, relation, group, held)
-            done = self.once(item, 8 * relation.count, work, f"graph/{name}", group)
-            entries += [{role: array_entry(fields) for role, fields in arrays.items()} for arrays in done]
-        return entries
+        groups = self.topology_groups()
+        return [arrays for group in groups for arrays in self._write_topology(relation, group, held)]
 
     def _write_topology(
         self, relation: RelationEntry, group: range, held: Sequence[int]
@@ -344,15 +320,13 @@ class Division:
         columns = entry.scale.columns if entry.scale is not None else None
         if columns is not None:
             copied = replace(columns, path=f"{folder}/scale.npy")
-            self._copy(f"scales {folder}", columns, copied, folder)
+            self._copy(columns, copied)
             written = [replace(w, scale=ScaleEntry("column", copied)) for w in written]
         if entry.order is not None:
-            self.once(f"check {folder}.order", 0, partial(check_array, self.store.locate, entry.order))
-        sums_crc: list[int] = []
-        for group in self.table_groups(entry):
-            item = f"{folder} {group.start}-{group.stop - 1}"
-            work = partial(self._write_rows, entry, written, group)
-            sums_crc += self.once(item, entry.row_count * entry.geometry.row_bytes, work, folder, group)
+            check_array(self.store.locate, entry.order)
+        sums_crc = [
+            crc for group in self.table_groups(entry) for crc in self._write_rows(entry, written, group)
+        ]
         return [w.with_crc(crc) for w, crc in zip(written, sums_crc, strict=True)]
 
     def _write_rows(self, entry: TableEntry, written: Sequence[TableEntry], group: range) -> list[int]:
@@ -363,21 +337,16 @@ class Division:
         the source. Raises StorageError.
         """
         table, owners = self.store.tables[entry.name], self.row_owners(entry)
-        item = f"rows of {entry.name} {group.start}-{group.stop - 1}"
-        places = [(self.roots[part], written[part]) for part in group]
-        files = {path: size for place in places for path, size in table_files(*place).items()}
-        first_row = self.workplace.saved(item, files) or 0
         block_rows = max(1, self.memory_bytes // 2 // (_COPIES * table.row_bytes + _ROW_BYTES))
-        next_rows = self._counted(owners[:first_row])[group.start : group.stop].tolist()
-        self.on_bytes(first_row * table.row_bytes)
         with ExitStack() as stack:
             buffers = threading.local()
-            sinks = [stack.enter_context(PageSink(*place, buffers=buffers)) for place in places]
-            for sink, row in zip(sinks, next_rows, strict=True):
-                sink.resume(row)
+            sinks = [
+                stack.enter_context(PageSink(self.roots[part], written[part], buffers=buffers))
+                for part in group
+            ]
             reader = stack.enter_context(table.open_pages(check_crc=True))
             pool = stack.enter_context(ThreadPoolExecutor(self.workers, "gids-partition"))
-            if table.order is not None and first_row == 0:
+            if table.order is not None:
                 step = max(1, _CHECKED_BYTES // table.page_bytes)
                 for page in range(0, table.page_count, step):
                     reader.pages(page, step)
@@ -387,31 +356,15 @@ class Division:
                     return reader.rows(start, block_rows)
                 return table.read_stored(np.arange(start, min(start + block_rows, table.row_count)))
 
-            def sync(sink: PageSink) -> None:
-                sink.flush()
-                sink.sync()
-
-            unsynced_bytes = 0
-            for start, rows in read_ahead(read, range(first_row, table.row_count, block_rows)):
+            for start, rows in read_ahead(read, range(0, table.row_count, block_rows)):
                 chosen = by_part(owners[start : start + len(rows)], group)
 
-                def add(sink: PageSink, row: int, mine: np.ndarray, rows: np.ndarray = rows) -> None:
-                    sink.write(row, rows[mine])
+                def add(sink: PageSink, mine: np.ndarray, rows: np.ndarray = rows) -> None:
+                    sink.append(rows[mine])
 
-                list(pool.map(add, sinks, next_rows, chosen))
-                next_rows = [row + len(mine) for row, mine in zip(next_rows, chosen, strict=True)]
+                list(pool.map(add, sinks, chosen))
                 self.on_bytes(rows.nbytes)
-                unsynced_bytes += rows.nbytes
-                if unsynced_bytes >= self.sync_bytes:
-                    list(pool.map(sync, sinks))
-                    self.workplace.save(item, start + len(rows))
-                    unsynced_bytes = 0
-            assert all(sink.first_gap() is None for sink in sinks), f"{table.name}: the parts lack rows"
             return list(pool.map(PageSink.finish, sinks))
-
-
-def _owners_item(nodes: NodesEntry) -> str:
-    return f"owners of {encode_path(nodes.type)}"
 
 
 def id_dtype(relation: RelationEntry) -> str:

@@ -15,7 +15,6 @@ import numpy as np
 from gids.errors import FormatError
 from gids.store.ids import mixed
 from gids.store.manifest import Manifest, owner_dtype
-from gids.store.rows import file_crc32c
 
 METHODS = ("hash", "range")
 FROM_FILES = "owners"
@@ -46,7 +45,7 @@ def hash_owners(ntype: str, count: int, parts: int, seed: int) -> Iterator[np.nd
 class OwnerFiles:
     """.npy files with the part of each node, one per node type. The result of any partitioner.
 
-    files: by node type; "": of the only type. Attribute key: what a resumed partition must have in common.
+    files: by node type; "": of the only type.
     Raises FormatError unless there is a file for each type, of one whole number per node.
     """
 
@@ -61,7 +60,6 @@ class OwnerFiles:
             )
         self._owners = {ntype: self._opened(by_type[ntype], count) for ntype, count in counts.items()}
         self._files = by_type
-        self.key = {ntype: file_crc32c(file) for ntype, file in by_type.items()}
 
     @staticmethod
     def _opened(file: Path, count: int) -> np.ndarray:

@@ -1,0 +1,215 @@
+"""Unfinished work: a kill leaves no dataset or a whole one, and the same command keeps what was finished.
+
+test_kills.py kills every command at many calls; these are the named cases.
+"""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from children import killed
+from datasets import write_dataset
+from full_disk import fuse
+
+from gids import FeatureStore, FormatError
+from gids.store import GeneratedRows, verify
+from gids.write import DatasetWriter, workplace
+from gids.write.files import replace_file
+
+ROWS = torch.arange(4000.0).reshape(500, 8)
+
+
+def write(path, disks=(), key=None, sign=1):
+    with DatasetWriter(path, stripe=list(disks) or 1, resume_key=key) as writer:
+        writer.write_table("node", "n", "k", sign * ROWS)
+        writer.write_labels("n", torch.arange(500))
+
+
+def check(path, disks=(), sign=1):
+    assert list(verify(path, allow_dirs=disks)) == []
+    assert torch.equal(FeatureStore(path, allow_dirs=disks).read_rows(range(500), "k"), sign * ROWS)
+
+
+def folders(disks):
+    return [folder for disk in disks for folder in disk.iterdir()]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.gids"
+
+
+@pytest.fixture
+def partial(tmp_path):
+    return tmp_path / "a.gids.partial"
+
+
+def stopped(path, disks=(), key=None):
+    """A table is finished, and labels are not."""
+    writer = DatasetWriter(path, stripe=list(disks) or 1, resume_key=key or {"source": 1})
+    writer.write_table("node", "n", "k", ROWS)
+    writer.close(discard=False)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_what_was_published_before_a_kill_stays_wherever_it_is(tmp_path, path, partial, disks, is_moved):
+    key = {"source": 1}
+    killed(lambda: write(path, disks, key), os, "rename", after=False)
+    assert not path.exists()
+    killed(lambda: write(path, disks, key), workplace, "sync_tree")
+    killed(lambda: write(path, disks, key), workplace.Workplace, "_remove")
+    check(path, disks)
+    if is_moved:  # then the name is free
+        path.rename(tmp_path / "b.gids")
+        write(path, disks, key, sign=-1)
+        check(tmp_path / "b.gids", disks)
+        check(path, disks, sign=-1)
+    else:
+        with pytest.raises(FileExistsError, match=r"a\.gids already exists, and a dataset never changes"):
+            write(path, disks, key)
+        check(path, disks)
+    assert not partial.exists()
+    assert len(folders(disks)) == len(disks) * (1 + is_moved)
+
+
+def test_finished_tables_are_not_read_again(path, disks):
+    stopped(path, disks)
+
+    def never(start, out):
+        raise AssertionError("what is finished is not read again")
+
+    for _ in range(2):
+        writer = DatasetWriter(path, stripe=disks, resume_key={"source": 1})
+        assert writer.resumed
+        writer.write_table("node", "n", "k", GeneratedRows(ROWS.shape, ROWS.dtype, never))
+        writer.close(discard=False)
+    write(path, disks, {"source": 1})
+    check(path, disks)
+    assert len(folders(disks)) == len(disks)
+
+
+def test_another_command_starts_again_and_gives_the_reason(path, partial, disks):
+    stopped(path, disks, {"source": 1, "--page-bytes": 512})
+    writer = DatasetWriter(path, stripe=disks, resume_key={"source": 1, "--page-bytes": 4096})
+    assert not writer.resumed
+    assert writer.restart_reason == "--page-bytes changed"
+    writer.close(discard=True)
+    assert not partial.exists()
+    assert folders(disks) == []
+    stopped(path, disks)
+    write(path, sign=-1)  # without a key
+    check(path, sign=-1)
+    assert folders(disks) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 90, b"{}", b'{"version": "gids progress 0", "key": {"source": 1}}']
+)
+def test_progress_that_cannot_be_read_starts_again(path, partial, content):
+    stopped(path)
+    (partial / "progress.json").write_bytes(content)
+    writer = DatasetWriter(path, resume_key={"source": 1})
+    assert (writer.resumed, writer.restart_reason) == (False, "")
+    writer.close(discard=True)
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("other_key", [False, True])
+def test_work_that_is_being_removed_is_not_resumed(path, monkeypatch, other_key):
+    """Killed while it throws work away, because the source is no good or because another command begins."""
+    stopped(path)
+    rmtree = shutil.rmtree
+
+    def die(place, *arguments, **options):
+        if os.path.basename(place) == "dataset":
+            rmtree(os.path.join(place, "tables"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        rmtree(place, *arguments, **options)
+
+    def work():
+        monkeypatch.setattr(shutil, "rmtree", die)
+        if other_key:
+            DatasetWriter(path, resume_key={"source": 2})
+        DatasetWriter(path, resume_key={"source": 1}).close(discard=True)
+
+    killed(work, os, "_exit", after=False)
+    writer = DatasetWriter(path, resume_key={"source": 1})
+    assert not writer.resumed
+    writer.close(discard=True)
+    write(path)
+    check(path)
+
+
+def test_missing_finished_file_is_found_before_publishing(path, partial):
+    stopped(path)
+    (partial / "dataset/tables/n.k/shard-00.bin").unlink()
+    with pytest.raises(FormatError, match=r"n\.k/shard-00\.bin is missing"):
+        write(path, key={"source": 1})
+    assert not path.exists()
+
+
+def test_a_name_that_is_taken_meanwhile_is_not_replaced_and_no_work_is_lost(tmp_path, path, partial):
+    writer = DatasetWriter(path, resume_key={"source": 1})
+    writer.write_table("node", "n", "k", ROWS)
+    write_dataset(tmp_path / "other.gids").rename(path)
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
+        writer.commit()
+    writer.close(discard=False)
+    assert "paper.feat" in FeatureStore(path).tables
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
+        write(path, key={"source": 1})
+    path.rename(tmp_path / "other.gids")
+    writer = DatasetWriter(path, resume_key={"source": 1})
+    assert writer.resumed
+    writer.close(discard=True)
+
+
+def test_nothing_but_the_dataset_is_left_in_fuse(tmp_path):
+    """It keeps a file that was removed beside the others until it is closed."""
+    with fuse(tmp_path) as place:
+        write_dataset(place / "a.gids")
+        assert os.listdir(place) == ["a.gids"]
+        with pytest.raises(KeyError), DatasetWriter(place / "b.gids"):
+            raise KeyError
+        assert os.listdir(place) == ["a.gids"]
+
+
+def test_a_lock_that_its_writer_removed_is_not_used(path, partial, monkeypatch):
+    flock = workplace.lock.__globals__["fcntl"].flock
+
+    def remove_first(file, operation):
+        monkeypatch.undo()
+        shutil.rmtree(partial)
+        flock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", remove_first)
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "n", "k", ROWS)
+        assert (partial / "lock").exists()
+        with pytest.raises(FileExistsError, match="another writer, of this or another process, is writing"):
+            DatasetWriter(path)
+    check(path)
+
+
+def test_progress_is_replaced_or_stays(tmp_path, monkeypatch):
+    file = tmp_path / "progress.json"
+    replace_file(file, b"old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(file, b"new")
+    assert file.read_bytes() == b"old"
+
+
+def test_stripe_directories_in_the_workplace_are_refused_before_anything_is_written(tmp_path, path, partial):
+    stopped(path)
+    before = json.loads((partial / "progress.json").read_bytes())
+    with pytest.raises(ValueError, match=r"is inside .*, which is removed"):
+        DatasetWriter(path, stripe=[partial / "dataset"])
+    assert json.loads((partial / "progress.json").read_bytes()) == before
