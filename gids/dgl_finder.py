@@ -9,6 +9,7 @@ ImportError when used. The rest of DGL does not need it. DGL 1.1.3 has no GraphB
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,8 @@ class DGLFinder:
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname == "dgl.backend":
-            _choose_backend()
+            # Without a choice DGL would print advice and write ~/.dgl/config.json.
+            os.environ.setdefault("DGLBACKEND", "pytorch")
         elif fullname == _GRAPHBOLT:
             if path is not None and _lies_there_and_cannot_load(path):
                 return self._spec(fullname)
@@ -94,38 +96,18 @@ class _StandIn(ModuleType):
 
 def _lies_there_and_cannot_load(path: Sequence[str]) -> bool:
     """path: DGL's."""
-    from pathlib import Path
-
-    folder = next((f for f in (Path(entry, "graphbolt") for entry in path) if f.is_dir()), None)
-    return folder is not None and not _loads(folder)
-
-
-def _loads(folder: Any) -> bool:
     from importlib.util import find_spec
+    from pathlib import Path
 
     import torch
 
+    folder = next((f for f in (Path(entry, "graphbolt") for entry in path) if f.is_dir()), None)
+    if folder is None:
+        return False
     version = torch.__version__.split("+", maxsplit=1)[0]
     if not (folder / f"libgraphbolt_pytorch_{version}.so").exists():
-        return False
+        return True
     try:
-        return all(find_spec(name) is not None for name in _GRAPHBOLT_IMPORTS)
+        return any(find_spec(name) is None for name in _GRAPHBOLT_IMPORTS)
     except ModuleNotFoundError:  # the parent of a dotted name
-        return False
-
-
-def _choose_backend() -> None:
-    """Choose PyTorch, if no backend is chosen: DGL would print advice and write ~/.dgl/config.json."""
-    import json
-    import os
-    from pathlib import Path
-
-    if "DGLBACKEND" in os.environ:
-        return
-    config = Path(os.environ.get("DGLDEFAULTDIR", Path.home() / ".dgl"), "config.json")
-    try:
-        backend = json.loads(config.read_text()).get("backend", "")
-    except (OSError, ValueError, AttributeError):
-        backend = ""
-    if str(backend).lower() not in ("mxnet", "pytorch", "tensorflow"):
-        os.environ["DGLBACKEND"] = "pytorch"
+        return True

@@ -11,7 +11,6 @@ docs/internals/cache.md.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +45,7 @@ Seeds = Mapping[str, Ids]
 Visits = npt.NDArray[np.float64]
 
 _BLOCK_NODES = 1 << 18
+_MISSING = 0.01
 _CURE = "compute the heat of the whole dataset, then partition it"
 
 
@@ -55,16 +55,14 @@ def sampled_counts(
     fanouts: Sequence[int],
     *,
     batch_size: int = 1024,
-    batches: int | None = None,
     seed: int = 0,
     on_total: Callable[[int], None] = lambda _: None,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The number of minibatches of gids.sampler.Neighbor that contain each node.
+    """The number of minibatches of one epoch of gids.sampler.Neighbor that contain each node.
 
     seeds: node type -> int64[n], drawn in random order, batch_size of all types together. fanouts: for every
-    relation; as in DGL, the last one applies to the seeds; -1: all neighbors. batches: number of minibatches;
-    None: one epoch. seed: seed of the random draws.
+    relation; as in DGL, the last one applies to the seeds; -1: all neighbors. seed: seed of the random draws.
 
     Returns node type -> float32[num_nodes], for every type. Raises FormatError for a dataset without topology
     or with ids out of range, IndexError and ValueError for invalid arguments.
@@ -72,15 +70,19 @@ def sampled_counts(
     check_fanouts(fanouts)
     check_seeds(store, seeds)
     refuse_part(store, "gids.heat", _CURE)
-    if batch_size < 1 or (batches is not None and batches < 1):
-        raise ValueError(f"batch_size={batch_size}, batches={batches}; both must be 1 or more")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}; it must be 1 or more")
     topology, sampler = Topology(graphs_of(store)), Neighbor(fanouts)
-    if batches is None:
-        batches = -(-sum(map(len, seeds.values())) // batch_size)
-    on_total(batches)
     counts = {ntype: np.zeros(store.num_nodes(ntype), np.float32) for ntype in store.node_types}
-    minibatches = _minibatches(seeds, batch_size, np.random.default_rng(seed))
-    for step, ids in enumerate(itertools.islice(minibatches, batches)):
+    ends = np.cumsum([0, *map(len, seeds.values())])
+    order = np.random.default_rng(seed).permutation(ends[-1])  # over all types
+    on_total(-(-len(order) // batch_size))
+    for step, first in enumerate(range(0, len(order), batch_size)):
+        chosen = order[first : first + batch_size]
+        ids = {
+            ntype: np.unique(ids[chosen[(begin <= chosen) & (chosen < end)] - begin])
+            for (ntype, ids), begin, end in zip(seeds.items(), ends, ends[1:], strict=False)
+        }
         known = {ntype: torch.from_numpy(ids[ntype]) for ntype in ids if ntype in topology.node_types}
         drawn = sampler.sample(topology, known, seed=seed, step=step).input_nodes
         assert isinstance(drawn, dict)
@@ -88,19 +90,6 @@ def sampled_counts(
             counts[ntype][nodes] += 1  # nodes are unique
         on_batch(1)
     return counts
-
-
-def _minibatches(seeds: Seeds, batch_size: int, rng: np.random.Generator) -> Iterator[dict[str, Ids]]:
-    """Yield minibatches of seeds, epoch after epoch, in random order over all types."""
-    ends = np.cumsum([0, *map(len, seeds.values())])
-    while True:
-        order = rng.permutation(ends[-1])
-        for first in range(0, len(order), batch_size):
-            chosen = order[first : first + batch_size]
-            yield {
-                ntype: np.unique(ids[chosen[(begin <= chosen) & (chosen < end)] - begin])
-                for (ntype, ids), begin, end in zip(seeds.items(), ends, ends[1:], strict=False)
-            }
 
 
 def choose_seeds(store: FeatureStore, which: str) -> dict[str, Ids]:
@@ -141,20 +130,19 @@ def reverse_pagerank(
     seeds: Seeds,
     *,
     damping: float = 0.85,
-    tolerance: float = 0.01,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Visits]:
     """Expected visits of random walks against the edges, one from each seed (Data Tiering, Min et al., 2022).
 
     seeds: node type -> int64[n]. With probability `damping` a walk continues: it chooses one of the relations
     in which its node has in-edges, then the source of one of these in-edges, all with equal probability. A
-    walk ends at a node without in-edges. Stops when at most the fraction `tolerance` of visits is missing.
+    walk ends at a node without in-edges. Stops when at most 1 % of the visits is missing.
 
     Returns node type -> float64[num_nodes], for every type. on_bytes(n): progress, in bytes of in-edges.
     Raises FormatError for a dataset without topology, IndexError and ValueError for invalid arguments.
     """
-    if not 0 < damping < 1 or not 0 < tolerance < 1:
-        raise ValueError(f"damping={damping}, tolerance={tolerance}; both must be between 0 and 1")
+    if not 0 < damping < 1:
+        raise ValueError(f"damping={damping}; it must be between 0 and 1")
     graphs = graphs_of(store)
     continuing = _continuing(store, graphs, damping)
     moving = _seeded(store, seeds)
@@ -166,7 +154,7 @@ def reverse_pagerank(
         for ntype, values in moving.items():
             visits[ntype] += values
         missing = _total(moving) * damping / (1 - damping)  # the number of walks only decreases
-        if missing <= tolerance * _total(visits):
+        if missing <= _MISSING * _total(visits):
             return visits
 
 

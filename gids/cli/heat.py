@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = {
     "reverse-pagerank": {"seeds", "fanouts", "damping"},
-    "sampled": {"seeds", "fanouts", "batch_size", "batches", "seed"},
+    "sampled": {"seeds", "fanouts", "batch_size", "seed"},
 }
 _FANOUTS = (10, 10, 10)
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     option = adder(parser)
     add_path(parser, "PATH")
     text = "reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
-    text += "sampled: sample minibatches and count those that read each node"
+    text += "sampled: sample an epoch of minibatches and count those that read each node"
     option("--method", list(_OPTIONS), text, "reverse-pagerank")
     option("--seeds", SEEDS, "seed nodes: a split, or all nodes (default: train)")
     text = "the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> None:
     text = "count visits of random walks that continue with probability P, between 0 and 1"
     option("--damping", float, text, metavar="P")
     option("--batch-size", int, "seeds per minibatch (default: 1024)", metavar="N")
-    option("--batches", int, "number of minibatches to sample (default: one epoch)", metavar="N")
     option("--seed", natural, "seed of the random draws (default: 0)", metavar="N")
     add_allow_dir(parser)
     add_quiet(parser)

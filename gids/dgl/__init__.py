@@ -9,7 +9,7 @@ from gids.dgl_finder import import_dgl
 
 import_dgl()
 
-from gids.dgl.dataloader import DataLoader, disable, enable  # noqa: E402  (need DGL)
+from gids.dgl.dataloader import DataLoader, enable  # noqa: E402  (need DGL)
 from gids.dgl.topology import graph  # noqa: E402
 
-__all__ = ["DataLoader", "disable", "enable", "graph"]
+__all__ = ["DataLoader", "enable", "graph"]

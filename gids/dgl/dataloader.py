@@ -19,20 +19,16 @@ from dgl.dataloading import dataloader as stock
 from dgl.utils import recursive_apply, recursive_apply_pair
 
 from gids.closing import Closing
-from gids.dgl.minibatch import SampledMinibatch, column_storages, fill
+from gids.dgl.minibatch import SampledMinibatch, fill, own_columns, restore_columns
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
 from gids.loader.learned import Learned
-from gids.loader.options import check_names
+from gids.loader.options import OPTIONS, TUNING, check_names
 from gids.loader.source import Dataset, Source, as_source
 from gids.store import Table
 
 _OWN = ("gids", "gids_feats", "gids_dtype", "gids_device", "gids_minibatch_rows")
-_NOT_DGL = {"memory", "memory_bytes", "window", "window_batches", "cache", "cache_bytes", "policy", "engine"}
-"""Options of gids.open() that users may give here. DGL would pass them on to torch."""
-_ADDED = ("stats", "close", "feature_loader", "__enter__", "__exit__")
-"""What enable() adds to DGL's class."""
 # Saved before ``enable()`` can replace them.
 _stock_init = dgl.dataloading.DataLoader.__init__
 _stock_iter = dgl.dataloading.DataLoader.__iter__
@@ -89,9 +85,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         gids_minibatch_rows: int | Mapping[str, int] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_names(
-            "gids.dgl.DataLoader", [name for name in kwargs if name in _NOT_DGL or "gids" in name], _OWN
-        )
+        not_dgls = [name for name in kwargs if name in (*OPTIONS, *TUNING) or "gids" in name]
+        check_names("gids.dgl.DataLoader", not_dgls, _OWN)
         if gids is None and gids_feats is not None:
             raise ValueError("gids_feats names tables of a dataset, but gids=None: give gids=PATH")
         if gids is not None:
@@ -165,7 +160,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
 
 def _finished(loader: Any, minibatch: SampledMinibatch, rows: Mapping[str, torch.Tensor]) -> Any:
     """DGL fetches the other lazy columns, such as labels, and moves the graphs to the device."""
-    minibatch.complete(loader.graph)
+    restore_columns(minibatch.batch, loader.graph)
     batch, columns, _ = stock._prefetch(minibatch.batch, loader, None)
     batch = recursive_apply_pair(batch, columns, stock._assign_for)
     fill(batch, rows, loader.device)
@@ -174,11 +169,11 @@ def _finished(loader: Any, minibatch: SampledMinibatch, rows: Mapping[str, torch
 
 def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
     """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
-    graph, tables, storages = loader.graph, loader.served_tables, column_storages(loader.graph)
+    graph, tables, own = loader.graph, loader.served_tables, own_columns(loader.graph)
 
     def without_served_columns(batch: Any) -> SampledMinibatch:
         batch = recursive_apply(batch, stock.restore_parent_storage_columns, graph)
-        return SampledMinibatch(batch, tables, graph, storages)
+        return SampledMinibatch(batch, tables, graph, own)
 
     if loader.num_workers:
         guard_workers(loader)
@@ -191,24 +186,15 @@ def enable() -> None:
     The class stays the same object, so earlier imports, subclasses and isinstance keep working. Without
     ``gids=`` it behaves as before. Idempotent.
     """
-    for name in ("__init__", "__iter__", *_ADDED):
+    for name in ("__init__", "__iter__", "stats", "close", "feature_loader", "__enter__", "__exit__"):
         setattr(dgl.dataloading.DataLoader, name, vars(DataLoader)[name])
-
-
-def disable() -> None:
-    """Undo ``enable()``. Loaders that DGL's own class made with ``gids=`` cannot be iterated any more."""
-    dgls = dgl.dataloading.DataLoader
-    dgls.__init__, dgls.__iter__ = _stock_init, _stock_iter
-    for name in _ADDED:
-        if name in vars(dgls):
-            delattr(dgls, name)
 
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
     if not isinstance(graph, dgl.DGLGraph):
         raise TypeError(f"gids= needs a dgl.DGLGraph, not {type(graph).__name__}")
-    on_cuda = device is not None and torch.device(device).type == "cuda"
-    if (on_cuda or use_uva) and dgl.get_global_func("device_api.cuda", allow_missing=True) is None:
+    on_cuda = use_uva or (device is not None and torch.device(device).type == "cuda")
+    if on_cuda and dgl.get_global_func("device_api.cuda", allow_missing=True) is None:
         raise ValueError(
             f"device='cuda' and use_uva=True: this DGL ({dgl.__version__}) is a CPU-only build, as PyPI's. "
             "Install a CUDA build of DGL (https://www.dgl.ai/pages/start.html); or use gids.NodeLoader(..., "

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dgl import EID, NID, DGLGraph, LazyFeature
+from dgl import DGLGraph, LazyFeature
 from dgl.frame import Column
 from dgl.utils import recursive_apply
 from torch import Tensor
 
-from gids.dgl.order import check_sampled_ids, missing_ids
+from gids.dgl.order import check_sampled_ids, ids_of
 from gids.dgl.tables import ServedTables
 from gids.store import Table
 
@@ -40,11 +40,7 @@ class Rows:
 
 
 class SampledMinibatch:
-    """A minibatch whose rows are not read yet. graph: the loader's. storages: of its columns, when the epoch
-    began.
-
-    Other columns are parts of the graph's, which DGL slices when they are first read. Training may write to
-    the graph's until then, so pickle, which packs use, leaves their memory out.
+    """A minibatch whose rows are not read yet. graph: the loader's. own: its columns when the epoch began.
 
     Attributes: ``batch``; ``ids``, the rows to read of each table (int64, on DGL's device, may repeat).
 
@@ -52,57 +48,46 @@ class SampledMinibatch:
     KeyError for a column that does not exist, or a sampled graph without dgl.NID or dgl.EID.
     """
 
-    def __init__(
-        self, batch: Any, tables: ServedTables, graph: Any, storages: Mapping[Place, Tensor]
-    ) -> None:
-        self.batch = batch
-        asked = list(_asked(_graphs_in(batch), tables))
-        if not asked and not tables.always:
-            raise tables.nothing_asked()
+    def __init__(self, batch: Any, tables: ServedTables, graph: Any, own: Mapping[Place, Column]) -> None:
+        self.batch, self._own = batch, own
         parts: dict[str, list[Tensor]] = {}
-        checked: dict[
-            Any, set[Any]
-        ] = {}  # by graph, the types of columns whose rows are by its dgl.NID or EID
-        for sampled, frame, key, table, ids in asked:
+        by_default: dict[Any, set[Any]] = {}  # sampled graph -> types of tables
+        for sampled, frame, key, table, ids in list(_asked(_graphs_in(batch), tables)):
             if ids is None:
-                ids = frame.get(NID if table.kind == "node" else EID)
-                checked.setdefault(sampled, set()).add(table.type)
-            if ids is None:
-                raise missing_ids(table.kind, table.type)
+                ids = ids_of(table.kind, table.type, frame)
+                by_default.setdefault(sampled, set()).add(table.type)
             earlier = parts.setdefault(table.name, [])
             start = sum(map(len, earlier))
             earlier.append(ids.to(dtype=torch.int64).contiguous())
             frame._columns[key] = Rows(table.name, start, start + len(ids))
-        for sampled, types in checked.items():
+        if not parts and not tables.always:
+            raise tables.nothing_asked()
+        for sampled, types in by_default.items():
             check_sampled_ids(sampled, graph, types)
         self.ids = {name: ids[0] if len(ids) == 1 else torch.cat(ids) for name, ids in parts.items()}
-        own = {id(column) for _, column in _columns_of(graph)}
-        self._slices = [
-            (column, place)
-            for part in _graphs_in(batch)
-            for place, column in _columns_of(part)
-            if column.storage is storages.get(place, self)
-            and id(column) not in own
-            and column.deferred_dtype is None
-        ]
 
     def __getstate__(self) -> dict[str, Any]:
-        for column, _ in self._slices:
-            column.storage = None
-        return vars(self)
-
-    def complete(self, graph: Any) -> None:
-        """Give the parts of the graph's columns their memory back."""
-        storages = column_storages(graph)
-        for column, place in self._slices:
-            if column.storage is None:
-                column.storage = storages[place]
+        """For packs. Training may write to the graph's columns until DGL slices them: their memory stays
+        out, until restore_columns."""
+        for place, column in _columns_of(_graphs_in(self.batch)):
+            own = self._own.get(place)
+            if own is not None and column is not own and column.storage is own.storage:
+                column.storage = None
+        return {"batch": self.batch, "ids": self.ids}
 
     @property
     def nbytes(self) -> int:
         """Approximate memory of the sampled graphs: ends and ids of edges, and ids of columns."""
         graphs = _graphs_in(self.batch)
         return sum(4 * 8 * graph.num_edges() + 2 * 8 * graph.num_nodes() for graph in graphs)
+
+
+def restore_columns(batch: Any, graph: Any) -> None:
+    """Give parts of the graph's columns, which packs left out, their memory back."""
+    own = own_columns(graph)
+    for place, column in _columns_of(_graphs_in(batch)):
+        if column.storage is None:
+            column.storage = own[place].storage
 
 
 def fill(batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
@@ -114,9 +99,10 @@ def fill(batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
                     frame[key] = rows[part.table][part.start : part.stop].to(device, non_blocking=True)
 
 
-def column_storages(graph: Any) -> dict[Place, Tensor]:
-    """The memory of columns, but of those that are themselves parts, which they lose when they are read."""
-    return {place: column.storage for place, column in _columns_of(graph) if column.index is None}
+def own_columns(graph: Any) -> dict[Place, Column]:
+    """The columns of the loader's graph, but those that are themselves parts: these lose their memory when
+    they are read."""
+    return {place: column for place, column in _columns_of([graph]) if column.index is None}
 
 
 def _graphs_in(batch: Any) -> list[Any]:
@@ -162,9 +148,10 @@ def _frames_of(graph: Any) -> Iterator[tuple[str, Any, Any]]:
     yield from (("edge", *pair) for pair in zip(graph.canonical_etypes, graph._edge_frames, strict=True))
 
 
-def _columns_of(graph: Any) -> Iterator[tuple[Place, Any]]:
-    """The columns that a graph has in memory."""
-    for kind, type_, frame in _frames_of(graph):
-        for key, column in frame._columns.items():
-            if isinstance(column, Column):
-                yield (kind, type_, key), column
+def _columns_of(graphs: list[Any]) -> Iterator[tuple[Place, Any]]:
+    """The columns that graphs have in memory."""
+    for graph in graphs:
+        for kind, type_, frame in _frames_of(graph):
+            for key, column in frame._columns.items():
+                if isinstance(column, Column):
+                    yield (kind, type_, key), column

@@ -7,12 +7,13 @@ it: those of a minibatch must be edges of the loader's graph, and those of the g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from dgl import EID, NID
+from torch import Tensor
 
 from gids.cuda import on_host
 from gids.errors import MissingError
@@ -30,27 +31,18 @@ _CHUNK = 1 << 24
 def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> None:
     """Raise ValueError if the graph's nodes (edges) are in another order than the table's rows.
 
-    stores: the stores whose topology is compared. In each relation of the nodes all sampled edges must be in
-    the dataset; in that of the edges, with the same ids. Blocks for some thousand reads of the topology.
-    Ids of 0, 1, 2, … in the graph's dgl.NID (dgl.EID) say that the order is the same.
+    Its dgl.NID (dgl.EID), if it has any, must be 0, 1, 2, … Else up to 1,000 edges of each relation of the
+    nodes must be in the topology of the stores; of the edges, with the same ids.
     """
     by_id = table.kind == "edge"
-    name = "EID" if by_id else "NID"
-    column = getattr(graph, f"{table.kind}s")[table.type].data.get(EID if by_id else NID)
-    if column is not None and _is_identity(column):
-        return
-    proof = "" if column is None else f"dgl.{name} has their old ids"
-    for store, relation, stored in _shared_relations(graph, stores):
-        if table.type in ([relation] if by_id else relation[::2]):
-            are_stored = _are_edges(*_sample(graph[relation], _SAMPLES), stored, by_id=by_id)
-            if not are_stored.all():
-                proof = (
-                    f"{are_stored.sum()} of {len(are_stored)} sampled edges of {describe_type(relation)} "
-                    f"({are_stored.mean():.1%}) are in {store.name}{' with the same ids' if by_id else ''}"
-                )
-                break
-            if len(are_stored):
-                proof = ""
+    name, key = ("EID", EID) if by_id else ("NID", NID)
+    own = getattr(graph, f"{table.kind}s")[table.type].data.get(key)
+    if own is not None:
+        proof = "" if _is_identity(own) else f"dgl.{name} has their old ids"
+    else:
+        relations = [r for r in graph.canonical_etypes if table.type in ([r] if by_id else r[::2])]
+        proofs = (_proof(graph, relation, store, by_id) for relation in relations for store in stores)
+        proof = next(filter(None, proofs), "")
     if proof:
         raise ValueError(
             f"the graph's {table.kind}s are in another order than the rows of {table.name!r}, as after "
@@ -58,6 +50,29 @@ def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> Non
             f"{table.kind}s have the ids of {table.dataset} all the same, say so: graph.{table.kind}s"
             f"[{table.type!r}].data[dgl.{name}] = torch.arange({table.row_count})"
         )
+
+
+def _proof(graph: Any, relation: Relation, store: FeatureStore, by_id: bool) -> str:
+    """What shows that edges of the graph are not in the store. Nothing where they cannot be compared."""
+    if relation not in store.relations or graph.device.type != "cpu":
+        return ""
+    try:
+        stored = store.graph(relation)
+    except MissingError:  # a relation of edge features alone
+        return ""
+    own = _topology(graph, relation)
+    if (own.num_src, own.num_dst) != (stored.num_src, stored.num_dst):
+        return ""
+    chosen = _positions(own.num_edges, _SAMPLES)
+    destinations = np.searchsorted(own.indptr, chosen, side="right") - 1
+    ids = chosen if own.edge_ids is None else own.edge_ids[chosen]
+    are_edges = _are_edges(own.indices[chosen], destinations, ids, stored, by_id=by_id)
+    if are_edges.all():
+        return ""
+    return (
+        f"{are_edges.sum()} of {len(are_edges)} sampled edges of {describe_type(relation)} "
+        f"({are_edges.mean():.1%}) are in {store.name}{' with the same ids' if by_id else ''}"
+    )
 
 
 def check_sampled_ids(sampled: Any, graph: Any, types: Collection[Any]) -> None:
@@ -68,18 +83,19 @@ def check_sampled_ids(sampled: Any, graph: Any, types: Collection[Any]) -> None:
     """
     if sampled.device.type != "cpu" or graph.device.type != "cpu":
         return
-    for relation in sampled.canonical_etypes:
-        if not sampled.num_edges(relation):
-            continue
-        (src_type, _, dst_type), by_id = relation, relation in types
-        src, dst, ids = _sample(sampled[relation], _MINIBATCH_SAMPLES)
-        src = _node_ids(sampled.srcnodes[src_type].data, src_type)[src]
-        dst = _node_ids(sampled.dstnodes[dst_type].data, dst_type)[dst]
-        if by_id:
-            ids = sampled.edges[relation].data[EID].numpy()[ids]
+    for relation in filter(sampled.num_edges, sampled.canonical_etypes):
+        by_id = relation in types
+        # order=None: of whatever format it has.
+        src, dst, ids = (x.numpy() for x in sampled.edges(form="all", order=None, etype=relation))
+        chosen = _positions(len(ids), _MINIBATCH_SAMPLES)
+        src = ids_of("node", relation[0], sampled.srcnodes[relation[0]].data).numpy()[src[chosen]]
+        dst = ids_of("node", relation[2], sampled.dstnodes[relation[2]].data).numpy()[dst[chosen]]
+        ids = sampled.edges[relation].data[EID].numpy()[ids[chosen]] if by_id else ids[chosen]
         are_edges = np.zeros(1, bool)
-        if relation in graph.canonical_etypes and _are_inside(src, dst, graph, relation):
-            are_edges = _are_edges(src, dst, ids, _topology(graph, relation), by_id=by_id)
+        if relation in graph.canonical_etypes:
+            own = _topology(graph, relation)
+            if src.max() < own.num_src and dst.max() < own.num_dst:
+                are_edges = _are_edges(src, dst, ids, own, by_id=by_id)
         if not are_edges.all():
             raise ValueError(
                 f"a sampled graph has edges of {describe_type(relation)} that are not in the loader's graph"
@@ -89,74 +105,37 @@ def check_sampled_ids(sampled: Any, graph: Any, types: Collection[Any]) -> None:
             )
 
 
-def missing_ids(kind: str, type_: Any) -> MissingError:
-    return MissingError(
-        f"a sampled graph has no dgl.{'NID' if kind == 'node' else 'EID'} of {kind} type {type_!r}, so its "
-        "rows are unknown: let the sampler keep it"
-    )
-
-
-def _node_ids(data: Any, node_type: str) -> np.ndarray:
-    if (ids := data.get(NID)) is None:
-        raise missing_ids("node", node_type)
-    return ids.numpy()  # type: ignore[no-any-return]
+def ids_of(kind: str, type_: Any, data: Any) -> Tensor:
+    """dgl.NID or dgl.EID in a sampled graph's data. Raises KeyError if it has none."""
+    if (ids := data.get(NID if kind == "node" else EID)) is None:
+        raise MissingError(
+            f"a sampled graph has no dgl.{'NID' if kind == 'node' else 'EID'} of {kind} type {type_!r}, so "
+            "its rows are unknown: let the sampler keep it"
+        )
+    return ids  # type: ignore[no-any-return]
 
 
 def _topology(graph: Any, relation: Relation) -> Graph:
-    """A relation of a DGLGraph. Within a node type by source, if DGL has made that and not by destination."""
+    """A relation of a DGLGraph, by destination; in one type by source, if DGL has made that alone: its edges
+    are reversed then."""
     part = graph[relation]
     made = part.formats()["created"]
-    by = "csr" if "csr" in made and "csc" not in made and relation[0] == relation[2] else "csc"
+    by = "csr" if made == ["csr"] and relation[0] == relation[2] else "csc"
     indptr, indices, ids = (array.numpy() for array in part.adj_tensors(by))
-    return Graph(relation, *_counts(graph, relation), indptr, indices, ids if len(ids) else None)
+    counts = graph.num_nodes(relation[0]), graph.num_nodes(relation[2])
+    return Graph(relation, *counts, indptr, indices, ids if len(ids) else None)
 
 
-def _is_identity(ids: torch.Tensor) -> bool:
+def _positions(count: int, most: int) -> np.ndarray:
+    """All, or as many at random, always the same ones."""
+    return np.arange(count) if count <= most else np.random.default_rng(0).integers(0, count, most)
+
+
+def _is_identity(ids: Tensor) -> bool:
     return all(
         torch.equal(on_host(part).long(), torch.arange(start, start + len(part)))
         for start, part in zip(range(0, len(ids), _CHUNK), torch.split(ids, _CHUNK), strict=False)
     )
-
-
-def _shared_relations(
-    graph: Any, stores: Sequence[FeatureStore]
-) -> Iterator[tuple[FeatureStore, Relation, Graph]]:
-    """The common relations of graph and stores with equal numbers of nodes."""
-    for store in stores if graph.device.type == "cpu" else ():
-        for relation in graph.canonical_etypes:
-            if relation in store.relations and graph.num_edges(relation):
-                try:
-                    stored = store.graph(relation)
-                except MissingError:  # a relation of edge features alone
-                    continue
-                if _counts(graph, relation) == (stored.num_src, stored.num_dst):
-                    yield store, relation, stored
-
-
-def _are_inside(src: np.ndarray, dst: np.ndarray, graph: Any, relation: Relation) -> bool:
-    return all(ids.max() < count for ids, count in zip((src, dst), _counts(graph, relation), strict=True))
-
-
-def _counts(graph: Any, relation: Relation) -> tuple[int, int]:
-    return graph.num_nodes(relation[0]), graph.num_nodes(relation[2])
-
-
-def _sample(part: Any, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(src, dst, id) of random edges of a graph of one relation, from a format that DGL has made; all of a
-    small graph."""
-    count = part.num_edges()
-    drawn = np.random.default_rng(0).integers(0, count, most)
-    positions = np.arange(count) if count <= most else np.sort(drawn)
-    made = part.formats()["created"]
-    if "coo" in made and "csc" not in made:
-        src, dst = part.find_edges(torch.from_numpy(positions).to(part.idtype))
-        return src.long().numpy(), dst.long().numpy(), positions
-    by = "csc" if "csc" in made else "csr"
-    indptr, neighbors, ids = (array.numpy() for array in part.adj_tensors(by))
-    nodes = np.searchsorted(indptr, positions, side="right") - 1
-    others = neighbors[positions].astype(np.int64)
-    ids = ids[positions].astype(np.int64) if len(ids) else positions
-    return (others, nodes, ids) if by == "csc" else (nodes, others, ids)
 
 
 def _are_edges(
@@ -177,15 +156,11 @@ def _are_edges(
 def _search(
     src: np.ndarray, dst: np.ndarray, ids: np.ndarray, stored: Graph, by_id: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """bool[n] each: whether an edge is among those of its destination, and whether these were searched.
-
-    Short lists of neighbors are searched first, up to _NEIGHBORS. Extents that cannot be right are left out,
-    because a file may be damaged.
-    """
+    """bool[n] each: whether an edge is among those of its destination, and whether these were searched:
+    the shortest lists of neighbors, up to _NEIGHBORS together."""
     first, end = (stored.indptr[nodes].astype(np.int64) for nodes in (dst, dst + 1))
-    sound = np.flatnonzero((first >= 0) & (end >= first) & (end <= stored.num_edges))
-    sound = sound[np.argsort((end - first)[sound], kind="stable")]
-    lists = sound[(end - first)[sound].cumsum() <= _NEIGHBORS]
+    lists = np.argsort(end - first, kind="stable")
+    lists = lists[(end - first)[lists].cumsum() <= _NEIGHBORS]
     lengths = (end - first)[lists]
     owners = np.repeat(lists, lengths)
     positions = np.arange(len(owners)) + np.repeat(first[lists] - (lengths.cumsum() - lengths), lengths)

@@ -20,7 +20,7 @@ from gids.store.files import private_tensor
 from gids.store.part import refuse_part
 
 
-def graph(dataset: RowSource | Dataset, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
+def graph(dataset: RowSource | Dataset, *, formats: str | Sequence[str] = "csc") -> Any:
     """A DGLGraph over the topology of a dataset: a source, a FeatureStore or a path.
 
     Homogeneous if the store has DGL's types "_N" and "_E" only.
@@ -30,7 +30,7 @@ def graph(dataset: RowSource | Dataset, *, formats: str | Sequence[str] = "csc",
 
     formats: formats that DGL may use. Most samplers need "csc"; edge prediction and SAINT by edges also need
     "coo", SAINT by nodes or walks "csr". DGL makes these in memory when needed, 16 to 24 bytes per edge each.
-    masks: add the splits as bool ``train_mask``, ``val_mask``, ``test_mask``. Labels are always "label".
+    Labels are ``ndata["label"]``.
 
     Raises ValueError if formats leave out "csc", or if the store has features only.
     """
@@ -50,12 +50,6 @@ def graph(dataset: RowSource | Dataset, *, formats: str | Sequence[str] = "csc",
         result = _heterograph(store, allowed)
     for node_type, labels in store.labels.items():
         result.nodes[node_type].data["label"] = labels
-    if masks:
-        for node_type, splits in store.splits.items():
-            for name, ids in splits.items():
-                mask = torch.zeros(store.num_nodes(node_type), dtype=torch.bool)
-                mask[ids] = True
-                result.nodes[node_type].data[f"{name}_mask"] = mask
     return result
 
 

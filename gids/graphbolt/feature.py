@@ -14,7 +14,6 @@ from dgl import graphbolt as gb
 
 from gids.cache.output_dtype import out_dtype_of
 from gids.closing import Closing
-from gids.errors import MissingError
 from gids.graphbolt.fetcher import keys_of, table_of
 from gids.loader import FeatureLoader
 from gids.loader.options import explain_names
@@ -39,10 +38,7 @@ class _ReadOnly(Closing):
         raise TypeError(f"{name} is on disk and cannot be pinned: device='cuda' has rows in GPU memory")
 
     def close(self) -> None:
-        """Release engine and cache. A given FeatureLoader is closed, too. Reading afterwards raises.
-
-        Idempotent.
-        """
+        """Release engine and cache. Reading afterwards raises. Idempotent."""
         self.feature_loader.close()
         self._opened.close()
 
@@ -50,10 +46,9 @@ class _ReadOnly(Closing):
 class Feature(_ReadOnly, gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     """One table of a dataset as GraphBolt's Feature. Read-only; not for several threads at once.
 
-    source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore; or a
-    gids.FeatureLoader, whose cache is then shared. table: its name, such as ``"paper.feat"``. dtype, device,
-    minibatch_rows: as in gids.FeatureLoader, unless source is one. Memory is shared out at the first read,
-    for reads of about its size, or of minibatch_rows.
+    source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. table: its name,
+    such as ``"paper.feat"``. dtype, device, minibatch_rows: as in gids.FeatureLoader. Memory is shared out at
+    the first read, for reads of about its size, or of minibatch_rows.
 
     Raises KeyError for a table that does not exist, and the errors of gids.FeatureLoader.
     """
@@ -65,26 +60,20 @@ class Feature(_ReadOnly, gb.Feature):  # type: ignore[misc]  # GraphBolt has no 
         table: str,
         *,
         dtype: torch.dtype | None = None,
-        device: str | torch.device | None = None,
+        device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         self._opened = ExitStack()
-        if isinstance(source, FeatureLoader):
-            options = {"dtype": dtype, "device": device, "minibatch_rows": minibatch_rows}
-            if names := [name for name, value in options.items() if value is not None]:
-                raise ValueError(f"{', '.join(names)}: leave it out, the given FeatureLoader has one")
+        if isinstance(source, FeatureLoader):  # a FeatureStore's
             self.feature_loader = source
         else:
             single = _one_by_one(source, self._opened, "gids.graphbolt.Feature")
             self.feature_loader = FeatureLoader(
-                single, [table], dtype=dtype, device=device or "cpu", minibatch_rows=minibatch_rows
+                single, [table], dtype=dtype, device=device, minibatch_rows=minibatch_rows
             )
             table = self.feature_loader.tables[0].name
-        known = {t.name: t for t in self.feature_loader.tables}
-        if table not in known:
-            raise MissingError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
-        self.table = known[table]
+        self.table = next(known for known in self.feature_loader.tables if known.name == table)
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Rows, of the FeatureLoader's dtype, on its device. Blocks.

@@ -159,22 +159,13 @@ class _Column:
 
 
 class MinibatchColumns:
-    """The features that minibatches get.
-
-    node_feature_keys, edge_feature_keys: as in GraphBolt's ``fetch_feature``: names of features, or, in a
-    heterogeneous graph, lists of names by type. Raises KeyError for a feature that the dataset does not have,
-    ValueError if nothing is asked for, or if one argument is by type and the other is not.
+    """The features that minibatches get. Raises KeyError for one that the dataset does not have, ValueError
+    if nothing is asked for.
     """
 
     def __init__(self, store: FeatureStore, node_feature_keys: Keys, edge_feature_keys: Keys) -> None:
-        asked = [keys for keys in (node_feature_keys, edge_feature_keys) if keys]
-        if not asked:
+        if not node_feature_keys and not edge_feature_keys:
             raise ValueError("give node_feature_keys or edge_feature_keys: names of features to fetch")
-        if len({isinstance(keys, Mapping) for keys in asked}) > 1:
-            raise ValueError(
-                "one of node_feature_keys and edge_feature_keys is by type, the other is not: give both by "
-                "type (heterogeneous graph), or neither"
-            )
         self._nodes = list(_columns(store, "node", node_feature_keys))
         self._edges = list(_columns(store, "edge", edge_feature_keys))
 

@@ -48,11 +48,11 @@ def test_heat_without_damping_equals_the_visits_of_sampling(dataset):
 
 
 def test_sampled_counts_are_stored_and_quiet_is_quiet(dataset, capfd):
-    arguments = ["--fanouts", "3,2", "--batch-size", "4", "--batches", "5", "--seed", "3", "--seeds", "val"]
+    arguments = ["--fanouts", "3,2", "--batch-size", "4", "--seed", "3", "--seeds", "val"]
     gids("heat", dataset, "--method", "sampled", *arguments, "--quiet")
     assert capfd.readouterr() == ("", "")
     store = FeatureStore(dataset)
-    expected = sampled_counts(store, choose_seeds(store, "val"), [3, 2], batch_size=4, batches=5, seed=3)
+    expected = sampled_counts(store, choose_seeds(store, "val"), [3, 2], batch_size=4, seed=3)
     assert np.array_equal(store.heat("sampled", "paper"), expected["paper"])
 
 
@@ -69,7 +69,7 @@ def test_sampled_counts_are_stored_and_quiet_is_quiet(dataset, capfd):
             "exclude each other: remove one",
         ),
         (["--method", "reverse-pagerank", "--damping", "1.5"], "damping=1.5"),
-        (["--method", "sampled", "--fanouts", "3", "--batches", "0"], "batches=0"),
+        (["--method", "sampled", "--fanouts", "3", "--batch-size", "0"], "batch_size=0"),
     ],
 )
 def test_invalid_options_print_one_line_and_change_nothing(dataset, capsys, arguments, message):

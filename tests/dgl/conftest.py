@@ -1,14 +1,9 @@
 """Datasets, graphs and threads for the DGL tests."""
 
-import sys
-from pathlib import Path
-
 import dgl_model
 import pytest
 
 import dgl  # isort: skip  (importable once gids.dgl is)
-
-sys.path.append(str(Path(__file__).parents[1] / "sampler"))  # labor_model.py
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """gids.dgl.graph: the store's topology as a DGLGraph."""
 
-import gc
 from pathlib import Path
 
 import dgl_model as model
@@ -65,30 +64,16 @@ def test_other_formats_are_made_where_they_are_allowed(homogeneous):
         gids.dgl.graph(homogeneous.store, formats="coo")
 
 
-def test_splits_become_masks_when_asked_for(homogeneous):
-    assert set(gids.dgl.graph(homogeneous.store).ndata) == {"label"}
-    g = gids.dgl.graph(homogeneous.store, masks=True)
-    for name, ids in homogeneous.store.splits["_N"].items():
-        assert g.ndata[f"{name}_mask"].dtype == torch.bool
-        assert torch.equal(g.ndata[f"{name}_mask"].nonzero().squeeze(1), ids.sort().values)
-
-
 @pytest.mark.parametrize("index_dtype", ["int64", "int32"])
 def test_int64_topology_is_mapped_and_int32_is_copied(tmp_path, index_dtype):
-    nodes, degree = 1_000_000, 8
+    nodes, degree = 10_000, 8
     with DatasetWriter(tmp_path / "large.gids") as writer:
         writer.add_nodes("_N", nodes)
         indices = np.random.default_rng(0).integers(0, nodes, nodes * degree)
         writer.write_graph(
             ("_N", "_E", "_N"), np.arange(nodes + 1) * degree, indices, index_dtype=index_dtype
         )
-    store = FeatureStore(tmp_path / "large.gids")
-    gc.collect()  # what the tests before left would be freed in between
-    before = anonymous_bytes()
-    g = gids.dgl.graph(store)
-    grown = anonymous_bytes() - before
-    if index_dtype == "int64":
-        assert grown < 8 << 20
+    g = gids.dgl.graph(FeatureStore(tmp_path / "large.gids"))
     assert is_mapped(g.adj_tensors("csc")[1], tmp_path) == (index_dtype == "int64")
     sources, destinations = g.in_edges(torch.arange(100))
     assert torch.equal(sources, torch.from_numpy(indices[: 100 * degree]))
@@ -102,12 +87,6 @@ def is_mapped(tensor, folder):
         if begin <= tensor.data_ptr() < end:
             return str(folder) in line
     raise AssertionError("the tensor is nowhere in memory")
-
-
-def anonymous_bytes():
-    with open("/proc/self/status") as status:
-        [line] = [line for line in status if line.startswith("RssAnon")]
-    return int(line.split()[1]) << 10
 
 
 def test_dgl_may_sort_the_graph_and_the_files_stay_as_they_were(homogeneous):

@@ -1,7 +1,6 @@
 """Every DGL sampler: the very minibatches of stock DGL over features in memory, from a store."""
 
 import dgl_model as model
-import labor_model
 import pytest
 import torch
 
@@ -83,23 +82,3 @@ def test_edges_of_weight_0_are_never_sampled(homogeneous):
         ):
             assert torch.equal(degrees, expected)
             assert (weights[edges] > 0).all()
-
-
-@pytest.mark.parametrize("example", [0, 1])
-def test_labor_of_dgl_differs_where_degrees_are_below_the_fanout(example):
-    """As docs/internals/sampling-methods.md says. tests/sampler has gids' numbers."""
-    fanout, sources, _ = labor_model.EXAMPLES[example]
-    copies = 5000
-    stored = labor_model.copies_of(sources, copies)
-    ends = (
-        torch.from_numpy(stored.indices),
-        torch.arange(stored.num_dst).repeat_interleave(torch.from_numpy(stored.indptr).diff()),
-    )
-    graph = dgl.heterograph({stored.relation: ends}, {"a": stored.num_src, "b": stored.num_dst})
-    model.seed_everything()
-    for rounds, expected in labor_model.DGL_EXAMPLES[example].items():
-        drawn, _ = dgl.sampling.sample_labors(
-            graph, {"b": torch.arange(stored.num_dst)}, fanout, importance_sampling=rounds
-        )
-        shares = labor_model.frequencies(drawn.edata[dgl.EID].numpy(), sources, copies)
-        assert shares == pytest.approx(expected, abs=0.03)

@@ -49,19 +49,16 @@ def test_type_none_means_the_only_type(graphbolt: Any, one: Dataset) -> None:
     assert torch.equal(store.read("edge", "_N:_E:_N", "weight", ids), store.read("edge", None, "weight", ids))
 
 
-def test_a_feature_of_its_own_and_one_of_a_loader(graphbolt: Any, one: Dataset) -> None:
+def test_a_feature_of_its_own(graphbolt: Any, one: Dataset) -> None:
     rows, ids = one.source["node", None, "feat"], torch.tensor([7, 7, 399])
-    own = graphbolt.Feature(gids.open(one.store, **MEMORY, tuning=gids.Tuning(cache=0)), "_N.feat")
-    assert torch.equal(own.read(ids), rows[ids])
-    own.close()
-    with gids.FeatureLoader(gids.open(one.store, **MEMORY), ["_N.feat"]) as loader:
-        shared = graphbolt.Feature(loader, "_N.feat")
-        assert torch.equal(shared.read(ids), rows[ids])
-        assert loader.stats()["pages_read"] > 0
-        with pytest.raises(ValueError, match="dtype: leave it out, the given FeatureLoader has one"):
-            graphbolt.Feature(loader, "_N.feat", dtype=torch.float16)
-        with pytest.raises(KeyError, match=r"does not load '_N.year'"):
-            graphbolt.Feature(loader, "_N.year")
+    source = gids.open(one.store, **MEMORY, tuning=gids.Tuning(cache=0))
+    for name in ("_N.feat", "feat"):
+        own = graphbolt.Feature(source, name, dtype=torch.float16)
+        assert torch.equal(own.read(ids), rows[ids].half())
+        assert torch.equal(own.read(), rows.half())
+        own.close()
+    with pytest.raises(KeyError, match="no table 'x'"):
+        graphbolt.Feature(source, "x")
 
 
 def test_a_read_larger_than_the_first_stays_within_memory(
@@ -99,16 +96,3 @@ def test_wrong_calls_say_why(graphbolt: Any, one: Dataset) -> None:
     store.close()
     with pytest.raises(ValueError, match="closed"):
         feature.read(torch.tensor([0]))
-
-
-def test_a_feature_is_the_table_that_its_loader_has_by_the_name(
-    graphbolt: Any, one: Dataset, several: Dataset
-) -> None:
-    tables = {"_N.feat": several.store.table("paper.feat"), "text": one.store.table("_N.feat")}
-    with gids.FeatureLoader(gids.open(one.store, **MEMORY), tables, dtype=torch.float16) as loader:
-        for name, key, source in (("_N.feat", "paper", several.source), ("text", None, one.source)):
-            rows = source["node", key, "feat"].half()
-            feature = graphbolt.Feature(loader, name)
-            assert (feature.count(), feature.size()) == (len(rows), rows.shape[1:])
-            assert torch.equal(feature.read(torch.tensor([7, 399])), rows[[7, 399]])
-            assert torch.equal(feature.read(), rows)

@@ -34,14 +34,13 @@ def fetcher(graphbolt: Any, minibatch: Any, dataset: Dataset) -> Any:
     return pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys)
 
 
-@pytest.mark.parametrize("window", [0, 3, 23])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize(("window", "dtype"), [(0, torch.int64), (3, torch.int32), (23, torch.int64)])
 def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
     graphbolt: Any, minibatch: Any, dataset: Dataset, window: int, dtype: torch.dtype
 ) -> None:
     source = gids.open(dataset.store.path, window=window, **MEMORY)
     sampled = pipe_of(minibatch, dataset, dtype=dtype)
-    pipe = sampled.gids_fetch(source, dataset.node_keys, dataset.edge_keys)
+    pipe, read = sampled.gids_fetch(source, dataset.node_keys, dataset.edge_keys), set()
     for _epoch in range(2):
         fetched = 0
         for number, each in enumerate(pipe):
@@ -49,6 +48,8 @@ def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
             fetched += model.check(dataset, each)
         assert number == 39
         assert fetched > 39
+        read.add(pipe.stats()["pages_read"])
+    assert len(read) == 1  # everything fits into the cache, which stays warm
     pipe.close()
 
 
@@ -82,23 +83,11 @@ def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any
     assert pipe.stats()["window"] == 8
 
 
-def test_the_cache_stays_warm_between_epochs(fetcher: Any) -> None:
-    list(fetcher)
-    read = fetcher.stats()["pages_read"]
-    assert read > 0
-    list(fetcher)
-    assert fetcher.stats()["pages_read"] == read  # everything fits
-
-
 def test_a_new_epoch_ends_one_that_was_left(dataset: Dataset, fetcher: Any) -> None:
     left = iter(fetcher)
     for _ in range(3):
         model.check(dataset, next(left))
-    numbers = []
-    for each in fetcher:
-        model.check(dataset, each)
-        numbers.append(each.seed_nodes)
-    assert numbers == list(range(40))
+    assert [each.seed_nodes for each in fetcher] == list(range(40))
     with pytest.raises(RuntimeError, match="invalidated"):  # torch's own rule: one iterator of a pipe
         next(left)
 
@@ -170,7 +159,7 @@ def test_a_closed_fetcher_cannot_be_iterated(fetcher: Any, minibatch: Any, datas
         ({"node_feature_keys": ["x"]}, KeyError, "no feature .*x.*it has .*year"),
         ({"node_feature_keys": {"venue": ["feat"]}}, KeyError, "no feature .*'venue'"),
         ({"edge_feature_keys": ["feat"]}, KeyError, "no feature .*'edge', None, 'feat'"),
-        ({"node_feature_keys": ["feat"], "edge_feature_keys": {"a:b:c": ["w"]}}, ValueError, "by type"),
+        ({"edge_feature_keys": {"a:b:c": ["w"]}}, KeyError, "no feature .*'a:b:c'"),
     ],
 )
 def test_wrong_keys_are_refused(
@@ -197,16 +186,6 @@ def test_edge_features_need_edge_ids(graphbolt: Any, minibatch: Any, one: Datase
     pipe = IterableWrapper(bad).gids_fetch(gids.open(one.store, **MEMORY), ["feat"], ["weight"])
     with pytest.raises(ValueError, match=r"layer 0 .* has no edge ids"):
         next(iter(pipe))
-
-
-def test_sampled_minibatches_count_as_memory(graphbolt: Any, fetcher: Any) -> None:
-    from gids.graphbolt.fetcher import nbytes_of
-
-    item = SimpleNamespace(a=torch.zeros(10), b={"c": [torch.zeros(5, dtype=torch.int64)]}, d=(3, None, "e"))
-    assert nbytes_of(item) == 40 + 40
-    assert nbytes_of([torch.eye(4).to_sparse()]) == 4 * (4 + 16)
-    next(iter(fetcher))
-    assert fetcher.stats()["memory"]["window"] > 0
 
 
 def test_a_closed_stage_or_store_holds_no_dataset(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import graphbolt_model as model
 import numpy as np
 import pytest
 import torch
-from graphbolt_model import CITES, COUNTS, EDGES, WHY_NOT, WRITES, Dataset
+from graphbolt_model import COUNTS, EDGES, WHY_NOT, Dataset
 
 import gids
 import gids.dgl
@@ -109,6 +108,8 @@ def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Datase
         {k: gb.TorchBasedFeature(v.view(len(v), -1)) for k, v in dataset.source.items()}
     )
     ours = gids.graphbolt.FeatureStore(gids.open(dataset.store, **MEMORY))
+    assert isinstance(ours, gb.FeatureStore)
+    assert all(isinstance(ours[key], gb.Feature) for key in dataset.source)
 
     keys = dataset.node_keys, dataset.edge_keys
     every = {"fanout": -1}  # all neighbors: GraphBolt's draws cannot be repeated
@@ -153,29 +154,6 @@ def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dat
         assert_complete(dataset, list(loader))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
-    pipe = fetched(gb, graph, dataset)
-    loader = gb.DataLoader(pipe, num_workers=workers)
-    for _round in range(2):
-        for _ in zip(range(3), loader, strict=False):
-            pass
-        assert_complete(dataset, list(loader))
-
-
-def unsendable(minibatch: Any) -> Any:
-    minibatch.labels = lambda: None  # cannot be pickled
-    return minibatch
-
-
-def test_a_minibatch_that_a_worker_cannot_send_ends_the_epoch(gb: Any, graph: Any, dataset: Dataset) -> None:
-    """GraphBolt alone waits for it for ever."""
-    pipe = sampled(gb, graph, dataset).transform(unsendable)
-    pipe = pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys)
-    with pytest.raises(RuntimeError, match=r"worker \(pid.*exited unexpectedly"):
-        next(iter(gb.DataLoader(pipe, num_workers=1)))
-
-
 def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
     pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe)
@@ -185,27 +163,6 @@ def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dat
         list(loader)
     engine.inject_faults([])
     assert_complete(dataset, list(loader))
-
-
-def test_features_and_stores_are_of_graphbolts_classes(gb: Any, one: Dataset) -> None:
-    store = gids.graphbolt.FeatureStore(gids.open(one.store, **MEMORY))
-    assert isinstance(store, gb.FeatureStore)
-    assert isinstance(store["node", None, "feat"], gb.Feature)
-
-
-def test_names_are_those_of_the_converted_relations(gb: Any, several: Dataset) -> None:
-    assert {k[1] for k in several.source if k[0] == "edge"} == {gb.etype_tuple_to_str(WRITES)}
-    assert gb.etype_str_to_tuple(":".join(CITES)) == CITES
-
-
-@pytest.mark.slow
-def test_the_benchmark_runs_in_its_small_size(gb: Any, tmp_path: Path) -> None:
-    bench = Path(__file__).parents[2] / "bench" / "rows.py"
-    command = [sys.executable, "-P", bench, "graphbolt", "--small", "--dir", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    for said in ("reads, 4096 B, gids_fetch over GraphBolt, 2 threads", "pipe, 4096 B", "hits, 512 B"):
-        assert said in done.stdout
 
 
 # Where GraphBolt cannot be imported

@@ -52,12 +52,13 @@ def test_new_heat_replaces_the_old_heat_and_its_file(dataset):
     names = contents(dataset).keys()
     for round_ in range(2, 6):
         write_heat(dataset, "sampled", heat_of(float(round_), 1.0))
+        if round_ == 2:
+            with pytest.raises(StorageError, match=r"heat_sampled.npy"):
+                opened_before.heat("sampled", "paper")
         assert FeatureStore(dataset).heat("sampled", "paper")[-1] == round_
         assert len(contents(dataset)) == len(names)
         assert list(verify(dataset)) == []
     assert contents(dataset).keys() == names  # an even number of times: the names alternate
-    with pytest.raises(StorageError, match=r"or changed after the dataset was opened: .*heat_sampled.npy"):
-        opened_before.heat("sampled", "paper")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])

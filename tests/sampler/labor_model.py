@@ -99,14 +99,10 @@ def labor(
 
 
 # Examples of docs/internals/sampling-methods.md: the fanout, the sources of each destination, and the
-# probability of each edge of the last destination, by the number of rounds; the same of DGL.
+# probability of each edge of the last destination, by the number of rounds.
 EXAMPLES = [
     (2, [[0], [0, 1, 2, 3]], {0: [1 / 2] * 4, 1: [7 / 8, *[7 / 16] * 3], -1: [1, *[3 / 7] * 3]}),
     (3, [[0], [1, 2], [1], [3], [4], [5], [0, 1, 2, 3, 4, 5]], dict.fromkeys((0, 1, 2, -1), [1 / 2] * 6)),
-]
-DGL_EXAMPLES = [
-    {1: [1, *[3 / 7] * 3], -1: [1, *[3 / 7] * 3]},
-    {1: [7 / 12, 7 / 12, 7 / 24, *[7 / 12] * 3], -1: [3 / 4, 3 / 4, 3 / 16, *[3 / 4] * 3]},
 ]
 
 
