@@ -30,9 +30,9 @@ import torch
 from graphs import GRAPHS, input_nodes, make_graph, seed_order
 from harness import Figures, Script
 from learning import Task, hard
+from plot import Curve, plot_curves
 
 from gids import _core
-from gids.bench.plot import Curve, plot_curves
 from gids.cli import arguments
 from gids.sampler import Labor, LocalityBias, Neighbor, RandomWalk, Sampler, Topology
 from gids.store import Graph

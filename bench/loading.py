@@ -34,10 +34,10 @@ import numpy as np
 import torch
 from graphs import make_dataset
 from harness import Figures, Script, alternate
+from plot import plot_curves
 
 import gids
 from gids.bench.features import map_array
-from gids.bench.plot import plot_curves
 from gids.convert.synthetic import GraphSpec
 from gids.io import drop_page_cache
 from gids.sampler import Neighbor

@@ -22,7 +22,6 @@ from gids.bench.report import Column, Session, count, millions, ratio, seconds
 from gids.bench.sampling import open_table
 from gids.errors import FormatError, StorageError
 from gids.io import drop_page_cache, open_engine
-from gids.io.disks import RING_READS_PER_S, ring_count
 from gids.io.engine import direct_works, probe
 from gids.loader import FeatureLoader, Tuning
 from gids.loader.source import open as open_source
@@ -45,7 +44,7 @@ _VERIFIED_ROWS = 512
 # Of the raw probe.
 _LEAST_S = 0.5  # a shorter pass over small files is not precise
 _READS_MAX = 400_000
-_RING_LIMIT = 0.7  # of RING_READS_PER_S: above it, a ring may be the limit
+_FAST = math.inf  # reads/s of the disk: a ring on each core
 _BATCH = 8192  # reads submitted together, in ascending order like a minibatch's
 
 
@@ -163,27 +162,10 @@ def random_reads(
 ) -> RawReads:
     """Read distinct random pages for `seconds`, or until all pages or 400,000 are read. Blocks.
 
-    Where one ring and not the disk may be the limit, it reads again with a ring on each core. Raises
-    StorageError if a read fails, OSError, and ValueError for files smaller than a page.
+    Small files are read again, in another order. Raises StorageError if a read fails, OSError, and ValueError
+    for files smaller than a page.
     """
     note = why_warm(paths)
-    rate = _random_reads(paths, page_bytes, seconds, depth, seed, reads_per_s=0)
-    if rate > _RING_LIMIT * RING_READS_PER_S * ring_count(paths):
-        most = _random_reads(paths, page_bytes, seconds, depth, seed, reads_per_s=math.inf)
-        rate = max(rate, most)
-    return RawReads(rate, note)
-
-
-def _random_reads(
-    paths: Sequence[str | os.PathLike[str]],
-    page_bytes: int,
-    seconds: float,
-    depth: int,
-    seed: int,
-    *,
-    reads_per_s: float,
-) -> float:
-    """Pages per second. reads_per_s: for ring_count(). Small files are read again, in another order."""
     sizes = np.array([os.path.getsize(path) // page_bytes for path in paths], np.int64)
     total, ends = int(sizes.sum()), np.cumsum(sizes)
     if total == 0:
@@ -195,7 +177,7 @@ def _random_reads(
         max_read_bytes=page_bytes,
         max_merge_bytes=0,
         direct=direct_works(paths),
-        reads_per_s=reads_per_s,
+        reads_per_s=_FAST,
     ) as engine:
         out = aligned_zeros(min(_BATCH, total), page_bytes)
         out[:] = 0  # page faults are not measured
@@ -214,7 +196,7 @@ def _random_reads(
                 done, taken = done + len(pages), time.perf_counter() - begun
                 if taken > seconds:
                     break
-    return done / taken
+    return RawReads(done / taken, note)
 
 
 def why_warm(paths: Sequence[str | os.PathLike[str]]) -> str:

@@ -42,15 +42,11 @@ class Figure(NamedTuple):
 
 @dataclass
 class Report:
-    """The result of a command. subject: dataset, table, sizes. notes: conditions of the measurement.
-
-    partial: "interrupted", or None.
-    """
+    """The result of a command. subject: dataset, table, sizes. notes: conditions of the measurement."""
 
     question: str
     command: Sequence[str]
     seed: int = 0
-    partial: str | None = None
     subject: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -78,7 +74,6 @@ class Report:
             "started": self.started.isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - self.begun_s, 3),
             "seed": self.seed,
-            "partial": self.partial,
             "machine": this_machine(),
             "versions": versions(),
             "subject": self.subject,

@@ -7,7 +7,7 @@ reports what was measured so far.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ from gids.cli.arguments import (
     words,
 )
 from gids.sizes import parse_bytes
-
-_INTERRUPTED = 130
 
 _BANDWIDTH = """\
 Each I/O engine that works here reads minibatches of random rows, without a cache. Some rows are first
@@ -140,28 +138,22 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.bench.plot import check_plotting
     from gids.bench.report import Report, Session, check_writable
     from gids.cli.progress import Progress
 
     for path in (args.json, args.plot):
         if path is not None:
             check_writable(path)
-    if args.plot is not None:
-        check_plotting()
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install matplotlib")
     question = importlib.import_module(f"gids.bench.{args.question.replace('-', '_')}")
     report = Report(args.question, command=["gids", *sys.argv[1:]], seed=args.seed)
     with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:
-        try:
-            question.measure(Session(args, report, progress))
-        except KeyboardInterrupt:
-            report.partial = "interrupted"
-            done = len(report.figures)
-            print(f"gids bench: PARTIAL: interrupted; number of results: {done}", file=sys.stderr)
+        question.measure(Session(args, report, progress))
     if not args.quiet:
         print(report.as_text(question.SETTINGS, question.COLUMNS), flush=True)
     if args.json is not None:
         report.write(args.json)
-    if args.plot is not None and report.figures:
+    if args.plot is not None:
         question.plot(report, args.plot)
-    return 0 if report.partial is None else _INTERRUPTED
+    return 0

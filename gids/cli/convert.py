@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import shlex
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from gids.cli.arguments import (
     checked,
     integers,
     path,
-    printable,
     resumable,
     writer_memory,
 )
@@ -192,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
         **{name: getattr(args, name) for name in _OPTIONS},
     )
     with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
-        reminders = convert(
+        convert(
             [f for p in args.source for f in reader.files(p)],
             lambda scratch: open_source(reader, path, scratch, choices),
             args.path,
@@ -206,8 +204,6 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.quiet:
         _report(args)
-    for reminder in reminders:
-        print(printable(reminder), file=sys.stderr)
     return 0
 
 

@@ -59,22 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export_by_id(args: argparse.Namespace, store: FeatureStore, table: Table) -> int:
-    from gids.write.export import export_by_id, table_rows
+    from gids.write.export import export_by_id
 
     if args.raw:
         raise ValueError(f"--raw is for .npy, not for {args.path}: leave it out")
-    rows = table_rows(table, args.memory)
     with Progress("export", quiet=args.quiet) as progress:
         progress.total(table.row_count * table.row_bytes)
-        export_by_id(
-            args.path,
-            store.ids(str(table.type)),
-            table.key,
-            table.shape,
-            rows,
-            overwrite=args.overwrite,
-            on_rows=lambda n: progress.add(n * table.row_bytes),
-        )
+        options = {"memory_bytes": args.memory, "overwrite": args.overwrite, "on_bytes": progress.add}
+        export_by_id(store, table, args.path, **options)
     if not args.quiet:
         _report_part(args, table)
         size = format_bytes(args.path.stat().st_size)

@@ -85,13 +85,9 @@ def run(args: argparse.Namespace) -> int:
             print(results.read_text(), end="")
         else:
             print("\nWith your own data: gids convert SOURCE mine.gids, and then\n")
-            print(textwrap.indent(example("mine.gids", args.fanouts, args.batch_size), "    "))
+            code = EXAMPLE.format(path="mine.gids", fanouts=args.fanouts, batch_size=args.batch_size)
+            print(textwrap.indent(code, "    "))
     return 0
-
-
-def example(path: str, fanouts: list[int], batch_size: int) -> str:
-    """Code that loads the features of a homogeneous dataset with gids."""
-    return EXAMPLE.format(path=path, fanouts=fanouts, batch_size=batch_size)
 
 
 @contextmanager

@@ -49,8 +49,8 @@ def convert(
     on_stage: Callable[[str], None] = _silent,
     on_total: Callable[[int], None] = _silent,
     on_bytes: Callable[[int], None] = _silent,
-) -> list[str]:
-    """Convert a source to a dataset at `path`. Returns warnings to repeat at the end, see Source.reminders.
+) -> None:
+    """Convert a source to a dataset at `path`.
 
     files: the files of the source; if one changes, a resumed conversion starts again. open_source(scratch
     directory): reads the source. key: what else the source depends on. say(sentence): prints a note;
@@ -101,7 +101,6 @@ def convert(
         conversion.write()
         on_stage("publishing")
         writer.commit(lambda: _check_unchanged(files, fingerprint))
-        return source.reminders
     except BaseException as error:
         explained = writer.explain_full(error) if isinstance(error, OSError) else None
         is_unusable = isinstance(explained or error, FormatError)

@@ -104,7 +104,7 @@ class Source:
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
     node type and relation, edges in the order of their ids. ids: the arrays of ids of nodes, by node type and
     role. notes: sentences about what was found; warnings: sentences that --quiet prints too, such as about
-    what was left out; reminders: those about labels and splits, which are printed at the end. skip: names of
+    what was left out. skip: names of
     arrays to leave out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no
     option changes.
     """
@@ -120,7 +120,6 @@ class Source:
     ids: dict[str, dict[str, Rows]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    reminders: list[str] = field(default_factory=list)
     skip: tuple[str, ...] = ()
     skipped: set[str] = field(default_factory=set)
     stored: StoredGraph | None = None

@@ -10,14 +10,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from gids import _core, cuda
@@ -54,10 +53,7 @@ from gids.store import FeatureStore, Table, graphs_of
 from gids.store.ids import ID_ROLES
 from gids.store.names import check_name, describe_type, table_path
 from gids.write import DatasetWriter
-from gids.write.export import export_by_id, table_rows
 
-_EXPORT_BYTES = 64 << 20
-_EXPORT_ROWS = 1 << 16
 BLOCK_BYTES = 64 << 20
 """Target bytes of a block's input rows. Larger blocks are not faster, and layers need more memory."""
 _ROW_OVERHEAD = 72
@@ -73,54 +69,16 @@ Item = tuple[Span, Minibatch]
 class LayerwiseResult:
     """The result of layerwise.
 
-    values: the last layer's output, [n, …] on the CPU, in the order of `nodes`, or a dictionary by node type;
-    None if it was written. store: the dataset that was written, else the one that was read. tables: of the
-    dataset that was written, by node type. layers: for each layer the number of nodes and blocks, seconds,
-    and the FeatureLoader's stats. nodes: the nodes of each type (None: all).
+    values: the last layer's output, [n, …] on the CPU, in the order of the given nodes, or a dictionary by
+    node type; None if it was written. store: the dataset that was written, else the one that was read.
+    tables: of the dataset that was written, by node type. layers: for each layer the number of nodes and
+    blocks, seconds, and the FeatureLoader's stats.
     """
 
     values: PerType | None
     store: FeatureStore
     tables: dict[str, Table] = field(default_factory=dict)
     layers: list[dict[str, Any]] = field(default_factory=list)
-    nodes: dict[str, torch.Tensor | None] = field(default_factory=dict)
-
-    def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        ntype: str | None = None,
-        key: str = "output",
-        overwrite: bool = False,
-    ) -> None:
-        """Write the output of a node type, or of the only type, beside the ids of its nodes.
-
-        path: NAME.parquet or NAME.csv. It gets the columns `id` (see `FeatureStore.ids`) and key; in CSV,
-        rows of several numbers are columns key_0, key_1, …. The order is that of `nodes`. Needs pyarrow.
-        Raises FileExistsError unless overwrite, KeyError for a type without an output, FormatError for rows
-        of several dimensions.
-        """
-        outputs: Mapping[str, Table | torch.Tensor] = self.tables
-        if self.values is not None:
-            values = self.values
-            outputs = values if isinstance(values, dict) else {next(iter(self.nodes)): values}
-        if ntype is None and len(outputs) == 1:
-            ntype = next(iter(outputs))
-        if ntype is None or ntype not in outputs:
-            what = "choose ntype" if ntype is None else f"no output of {ntype!r} nodes"
-            raise MissingError(f"{what}: there is output of {', '.join(map(repr, outputs))}")
-        output = outputs[ntype]
-        if isinstance(output, Table):
-            shape, rows = output.shape, table_rows(output, _EXPORT_BYTES)
-        else:
-            shape, rows = tuple(output.shape[1:]), self._rows_of(ntype, output)
-        export_by_id(path, self.store.ids(ntype), key, shape, rows, overwrite=overwrite)
-
-    def _rows_of(self, ntype: str, values: torch.Tensor) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        nodes = self.nodes[ntype]
-        numbers = np.arange(len(values)) if nodes is None else on_host(nodes).numpy()
-        for start in range(0, max(1, len(values)), _EXPORT_ROWS):
-            yield numbers[start : start + _EXPORT_ROWS], values[start : start + _EXPORT_ROWS]
 
 
 @explain_names("layerwise")
@@ -213,7 +171,7 @@ def layerwise(
             if is_last and output is None:
                 tensors = {t: TensorSink(wanted.count_of(t)) for t in wanted.nodes}
                 values = {t: sink.values for t, sink in run.layer(index, inputs, wanted, tensors).items()}
-                return LayerwiseResult(asked.in_order(values), opened, layers=run.stats, nodes=asked.given)
+                return LayerwiseResult(asked.in_order(values), opened, layers=run.stats)
             writer = last if is_last else DatasetWriter(scratch / f"layer-{index}")
             stack.callback(writer.close, discard=True)
             begin = {t: partial(writer.open_table, "node", t, key) for t in wanted.nodes}
@@ -227,7 +185,7 @@ def layerwise(
             store = FeatureStore(writer.path)
             written = {t: store.table(sink.name) for t, sink in sinks.items()}
             inputs = Inputs(written, {t: sink.layer_dtype for t, sink in sinks.items()}, edges, wanted)
-    return LayerwiseResult(None, store, written, run.stats, asked.given)
+    return LayerwiseResult(None, store, written, run.stats)
 
 
 def _copy_ids(store: FeatureStore, writer: DatasetWriter, types: Collection[str]) -> None:
@@ -279,8 +237,6 @@ class _Asked:
             cure = "int64[n]" if self._homogeneous else "a dictionary, node type -> int64[n] or None"
             raise TypeError(f"nodes must be {cure} (got {type(nodes).__name__})")
         by_type = nodes if isinstance(nodes, Mapping) else dict.fromkeys(topology.node_types, nodes)
-        self.given: dict[str, torch.Tensor | None] = {}
-        """In the order in which the user gave them; copies."""
         self.nodes: dict[str, Nodes] = {}
         self._inverse: dict[str, torch.Tensor] = {}
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
@@ -290,7 +246,7 @@ class _Asked:
                     f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})"
                 )
             if ids is None:
-                self.nodes[ntype] = self.given[ntype] = None
+                self.nodes[ntype] = None
                 continue
             if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
                 raise TypeError(f"nodes of type {ntype!r} must be a tensor, int64[n]")
@@ -299,12 +255,9 @@ class _Asked:
                     f"nodes of {ntype!r} run from {ids.min()} to {ids.max()}; ids run from 0 to "
                     f"{counts[ntype] - 1}"
                 )
-            self.given[ntype] = ids.clone()
             self.nodes[ntype], self._inverse[ntype] = torch.unique(on_host(ids), return_inverse=True)
-        if not self.nodes:
-            raise ValueError("nodes is empty: leave it out for all nodes of all types")
         if all(ids is not None and not len(ids) for ids in self.nodes.values()):
-            raise ValueError("nodes is empty: there is nothing to compute")
+            raise ValueError("nodes is empty: leave it out for all nodes of all types")
 
     @property
     def all_nodes(self) -> bool:

@@ -1,5 +1,5 @@
 """Writes a table as a `.npy` file, rows in order of ids; or rows of nodes beside their ids, as a Parquet or
-a CSV file, which `gids convert` reads as a table of nodes. Called by `gids export` and gids.inference.
+a CSV file, which `gids convert` reads as a table of nodes. Called by `gids export`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, StorageError
-from gids.store import Table
+from gids.store import FeatureStore, Table
 from gids.store.dtypes import SCALE_BYTES, split_rows
 from gids.store.files import npy_header
-from gids.store.ids import NodeIds
 from gids.write.files import check_space
 
 ID_SUFFIXES = (".parquet", ".csv")
@@ -126,43 +125,28 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def table_rows(table: Table, memory_bytes: int) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-    """(nodes, rows) of a table of nodes in blocks, in the order of the nodes: int64[n], dtype[n, *shape].
+def export_by_id(
+    store: FeatureStore,
+    table: Table,
+    path: Path,
+    *,
+    memory_bytes: int,
+    overwrite: bool = False,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Write a table of nodes as a file with the columns `id` and the table's key; of a part, the rows that it
+    holds.
 
-    In a part, those that it holds. Raises FormatError for a table of edges.
+    path: NAME.parquet, where several numbers are a list, or NAME.csv, where they are columns key_0, key_1, ….
+    Floating types of 16 bits become float32. The file appears when it is complete. Needs pyarrow.
+
+    Raises FileExistsError unless overwrite, FormatError for edges and for rows of several dimensions.
     """
+    key, row_shape = table.key, table.shape
     if table.kind != "node":
         raise FormatError(
             f"{table.name!r} is a table of edges, which have no ids of their own: export it to .npy"
         )
-    held = None if table.held is None else table.held.ids()
-    step = max(1, memory_bytes // (8 * table.row_bytes + _ID_BYTES))
-    blocks = table.scan(step) if table.row_count else [(0, table.read_rows([]))]
-    numbered = ((np.arange(first, first + len(rows)), rows) for first, rows in blocks)
-    return ((numbers if held is None else held[numbers], rows) for numbers, rows in numbered)
-
-
-def export_by_id(
-    path: str | os.PathLike[str],
-    ids: NodeIds,
-    key: str,
-    row_shape: tuple[int, ...],
-    rows: Iterable[tuple[np.ndarray, torch.Tensor]],
-    *,
-    overwrite: bool = False,
-    on_rows: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Write a file with the columns `id` and `key`: a number per node, or row_shape[0] of them.
-
-    path: NAME.parquet, where several numbers are a list, or NAME.csv, where they are columns key_0, key_1, ….
-    rows: (nodes, rows): int64[n], dtype[n, *row_shape] on the CPU. Floating types of 16 bits become float32.
-    on_rows(n): progress. The file appears when it is complete. Needs pyarrow.
-
-    Raises FileExistsError unless overwrite, FormatError for rows of several dimensions.
-    """
-    path = Path(path)
-    if path.suffix not in ID_SUFFIXES:
-        raise ValueError(f"{path} must be called NAME{' or NAME'.join(ID_SUFFIXES)}")
     if len(row_shape) > 1 or key == "id":
         why = "is called id" if key == "id" else f"has rows of shape {list(row_shape)}"
         raise FormatError(f"{key!r} {why}, so it cannot be a column beside the ids: export it to .npy")
@@ -174,6 +158,8 @@ def export_by_id(
         )
     except ImportError:
         raise ImportError(f"{path} needs pyarrow: pip install pyarrow") from None
+    ids, held = store.ids(str(table.type)), None if table.held is None else table.held.ids()
+    step = max(1, memory_bytes // (8 * table.row_bytes + _ID_BYTES))
 
     def batch(nodes: np.ndarray, values: torch.Tensor) -> Any:
         if values.dtype.is_floating_point and values.dtype.itemsize == 2:
@@ -188,12 +174,13 @@ def export_by_id(
 
     with replacing(path) as file:
         writer = None
-        for nodes, values in rows:
-            written = batch(nodes, values)
+        for first, rows in table.scan(step) if table.row_count else [(0, table.read_rows([]))]:
+            numbers = np.arange(first, first + len(rows))
+            written = batch(numbers if held is None else held[numbers], rows)
             if writer is None:
                 kind = writers.ParquetWriter if path.suffix == ".parquet" else writers.CSVWriter
                 writer = kind(file, written.schema)
             writer.write_batch(written)
-            on_rows(len(nodes))
+            on_bytes(len(rows) * table.row_bytes)
         assert writer is not None, "there is a block, perhaps without rows"
         writer.close()

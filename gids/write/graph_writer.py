@@ -11,9 +11,8 @@ import numpy as np
 from gids.closing import Closing
 from gids.errors import FormatError
 from gids.store.dtypes import UINT64, is_whole
-from gids.store.files import map_array
 from gids.store.manifest import ArrayEntry
-from gids.store.names import RELATION, Relation, encode_path
+from gids.store.names import Relation, encode_path
 from gids.store.rows import Rows, blocks, checked_ids, checked_indptr
 from gids.write.edges import EdgeSorter, EdgeSource
 from gids.write.files import ArrayFile
@@ -152,29 +151,6 @@ class GraphWriter(Closing):
 
     def close(self) -> None:
         self._stack.close()
-
-
-def sorted_in_edges(
-    edges: EdgeSource, folder: Path, memory_bytes: int, *, workers: int, dedup: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """(indptr, indices) of edges between nodes of one range of ids, memory-mapped from files in a folder.
-
-    dedup: without repeated edges; then edges.count may be too large. Takes up to 56 bytes of disk per edge.
-    """
-    with GraphWriter(
-        folder,
-        RELATION,
-        num_src=edges.num_src,
-        num_dst=edges.num_dst,
-        edge_count=edges.count,
-        index_dtype="int64",
-        keep_ids=False,
-        on_bytes=lambda _: None,
-        dedup=dedup,
-    ) as files:
-        entries = files.write_sorted(edges, folder, memory_bytes, sort_neighbors=False, workers=workers)
-    indptr, indices = (map_array(folder / entries[r].path, entries[r]) for r in ("indptr", "indices"))
-    return indptr, indices
 
 
 TimesOf = Callable[[np.ndarray, np.ndarray], np.ndarray]

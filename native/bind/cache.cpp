@@ -402,7 +402,6 @@ void bind_cache(nb::module_& m) {
            },
            "step"_a, "Returns (hits, loads, bypasses) in pages.")
       .def("retire", [](Planner& p, u64 step) { nb::gil_scoped_release release; p.retire(step); }, "step"_a)
-      .def("lines_in_use", [](Planner& p) { nb::gil_scoped_release release; return p.lines_in_use(); })
       .def("words",
            [](Planner& p) {
              return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(p.words().data(), {p.words().size()}, nb::handle());

@@ -303,9 +303,7 @@ void bind_packs(nb::module_& m) {
 
   nb::class_<Priority>(m, "Priority", "Lets reads of packs go before a sweep.")
       .def("__init__", [](Priority*) { throw nb::type_error("use Priority.create"); })
-      .def_static("create", [] { return std::make_shared<Priority>(); })
-      .def("begin_urgent", &Priority::begin_urgent, "A read that a sweep waits for begins.")
-      .def("end_urgent", &Priority::end_urgent);
+      .def_static("create", [] { return std::make_shared<Priority>(); });
 
   nb::class_<Writer>(m, "PackWriter", "Writes packs to a scratch file.")
       .def("__init__", [](Writer*) { throw nb::type_error("use PackWriter.create"); })

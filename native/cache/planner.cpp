@@ -73,19 +73,6 @@ size_t Planner::plan_bytes() const {
          miss_worth_.capacity() * sizeof(u16);
 }
 
-u64 Planner::lines_in_use() {
-  u64 found = 0;
-  for (u64 number = retired_; number < entered_; ++number)
-    step(number).pages.visit([&](auto pages) {
-      for (const u64 page : pages) {
-        const u64 w = word::load(words_[page]);
-        // Counted at its next use only.
-        if (state_of(w) != PageState::absent && word::next_use(uses_of(w), retired_) == number - retired_) ++found;
-      }
-    });
-  return found;
-}
-
 void Planner::check(std::span<const i64> ids, u64 row_count) {
   u64 highest = 0;  // a negative id is a huge unsigned one
   for (i64 id : ids) highest = std::max(highest, static_cast<u64>(id));

@@ -112,8 +112,6 @@ class Planner {
   static size_t least_line_bytes() { return BucketLists(0, buckets).bytes(); }  // without a line
   size_t step_bytes() const;                                                    // pages of live steps
   size_t plan_bytes() const;                                                    // what planning needs
-  // Lines whose page a live step asks for: pinned by minibatches in the window, or planned. O(their pages).
-  u64 lines_in_use();
 
   // Recounts every list and field from the words; throws std::logic_error on the first disagreement.
   void audit();

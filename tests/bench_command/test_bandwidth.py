@@ -9,7 +9,6 @@ import torch
 
 from gids.bench import bandwidth
 from gids.errors import StorageError
-from gids.io import disks
 from gids.write import DatasetWriter
 
 SMALL = ("--rows", 100, "--iterations", 24)
@@ -61,16 +60,6 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("os.path.getsize", lambda _: next(sizes, 8 * 4096))  # as if cut since then
     with pytest.raises(StorageError, match=r"shard\.bin at byte"):
         bandwidth.random_reads([path], page_bytes=4096, seconds=1)
-
-
-@pytest.mark.parametrize(("rates", "best"), [([0.5], 0.5), ([0.9, 1.8], 1.8), ([0.9, 0.8], 0.9)])
-def test_the_probe_is_not_limited_by_the_rings(tmp_path, monkeypatch, rates, best):
-    (tmp_path / "shard").write_bytes(bytes(4096))
-    left = list(rates)
-    monkeypatch.setattr(bandwidth, "_random_reads", lambda *_, **__: left.pop(0) * disks.RING_READS_PER_S)
-    found = bandwidth.random_reads([tmp_path / "shard"], page_bytes=4096, seconds=1)
-    assert found.reads_per_s == best * disks.RING_READS_PER_S
-    assert not left
 
 
 def test_rows_are_aggregated_on_the_device(dataset, bench, device, cuda_is):

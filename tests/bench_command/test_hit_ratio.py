@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import gids
 from gids.bench.sampling import DEPENDENT, SAMPLERS
 from gids.bench.trace import TouchedPages, replay, sampled_pages
 from gids.cache import POLICIES
-from gids.cli.progress import Progress
 
 SAMPLED = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40)
 SMALL = (*SAMPLED, "--cache", "5%,20%")
@@ -109,24 +107,3 @@ def test_a_note_says_what_makes_a_measurement_useless(dataset, bench, args, note
     said, _ = bench("hit-ratio", dataset, *args)
     assert note in said.replace("\n  ", " ")
     assert ("a minibatch reads" in said) == (note == "a minibatch reads")
-
-
-def test_an_interrupted_run_reports_what_it_has(dataset, bench, monkeypatch):
-    runs = 0
-
-    def interrupt(self, count):
-        nonlocal runs
-        runs += 1
-        if runs == 13:
-            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does
-
-    monkeypatch.setattr(Progress, "add", interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    try:
-        said, report = bench("hit-ratio", dataset, *SMALL, "--policies", "lru,lookahead", status=130)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert "PARTIAL: interrupted; number of results: 13" in said
-    assert report["partial"] == "interrupted"
-    policies = ["MIN", "lru", *["lookahead"] * 5]
-    assert [f["setting"]["policy"] for f in report["figures"]] == (policies * 2)[:13]

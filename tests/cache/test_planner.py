@@ -76,8 +76,6 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
         planner.plan(t)
         assert protected <= resident_pages(planner)
         planner.audit()
-        wanted = set(np.concatenate(trace[max(0, t - planned + 1) : entered]).tolist())
-        assert planner.lines_in_use() == len(resident_pages(planner) & wanted)
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)

@@ -8,7 +8,7 @@ from epoch_results import make_up, train_here
 
 from gids.bench.isolation import FreshProcessError
 from gids.cli import main
-from gids.cli.quickstart import example
+from gids.cli.quickstart import EXAMPLE
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
 
@@ -28,7 +28,7 @@ def test_all_sides_train_and_the_six_printed_lines_load_the_dataset(tmp_path, mo
     assert re.findall(r"^\$ gids (\w+)", err, re.M) == ["generate", "convert", "bench"]
     [directory] = tmp_path.iterdir()
     assert f"files kept in {directory}" in err
-    lines = example(str(directory / "graph.gids"), [3, 3], 16)
+    lines = EXAMPLE.format(path=directory / "graph.gids", fanouts=[3, 3], batch_size=16)
     assert len(lines.strip().splitlines()) == 6
     names = {}
     exec(lines, names)

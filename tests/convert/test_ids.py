@@ -451,23 +451,15 @@ def test_inference_writes_its_output_by_id(tmp_path, suffix):
     out, tables = tmp_path / f"out{suffix}", ["paper.x", "author.x"]
     wanted = [TEXTS[i] for i in (70, 5, 6, 70, 7)]
     nodes = {"paper": store.ids("paper").find(wanted)}
-    layerwise([layer], store, tables=tables, nodes=nodes).export(out, key="sum")
-    exported = read_by_id(out, "sum")
-    assert list(exported) == list(dict.fromkeys(wanted))
-    for id_, row in exported.items():
+    some = layerwise([layer], store, tables=tables, nodes=nodes).values["paper"]
+    for id_, row in zip(wanted, some, strict=True):
         np.testing.assert_allclose(row, sums[id_], atol=1e-5)
-    result = layerwise([layer], store, tables=tables, output=tmp_path / "sum.gids", key="sum")
-    result.export(out, ntype="paper", overwrite=True)
-    exported = read_by_id(out, "output")
+    layerwise([layer], store, tables=tables, output=tmp_path / "sum.gids", key="sum")
+    assert main(["export", str(tmp_path / "sum.gids"), "paper.sum", str(out)]) == 0
+    exported = read_by_id(out, "sum")
     assert list(exported) == TEXTS
     for id_, row in exported.items():
         np.testing.assert_allclose(row, sums[id_], atol=1e-4)
-    with pytest.raises(KeyError, match="no output of 'author' nodes: there is output of 'paper'"):
-        result.export(out, ntype="author")
-    with pytest.raises(FileExistsError):
-        result.export(out)
-    with pytest.raises(ValueError, match=r"must be called NAME.parquet or NAME.csv"):
-        result.export(tmp_path / "out.txt")
 
 
 def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):

@@ -469,7 +469,7 @@ def _leave_out(table: ArrowTable, source: Source, columns: Sequence[str], type_:
         why = _not_numbers(table, columns[0])
         source.leave_out(f"columns of {describe_type(type_)}: {_listed(columns, _MOST_NAMES)}", why)
     for column in [c for c in columns if c in _CURES]:
-        source.reminders.append(f"no {column!r} of {describe_type(type_)}: {_CURES[column]}")
+        source.warnings.append(f"no {column!r} of {describe_type(type_)}: {_CURES[column]}")
 
 
 _LAYOUT = """\

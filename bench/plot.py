@@ -1,4 +1,4 @@
-"""Curves in panels, as PNG. Called by `gids bench hit-ratio` and bench/. Needs matplotlib, and no display."""
+"""Curves in panels, as PNG. Called by the scripts of bench/. Needs matplotlib, and no display."""
 
 from __future__ import annotations
 
