@@ -19,6 +19,7 @@ class Progress:
 
     def __init__(self, title: str, *, quiet: bool, unit: str = "B") -> None:
         self._title = title
+        self._shared = ""  # the stage of share()
         on_terminal = sys.stderr.isatty()
         self._prints_lines = not quiet and not on_terminal
         self._lock = threading.Lock()
@@ -39,6 +40,15 @@ class Progress:
 
     def total(self, count: int) -> None:
         self._bar.total = count
+        self._bar.refresh()
+
+    def share(self, what: str, share: float) -> None:
+        """This share of a stage is done, 0 to 1."""
+        if what != self._shared:
+            self._shared = what
+            self.stage(what)
+            self.total(100)
+        self._bar.n = int(100 * share)
         self._bar.refresh()
 
     def add(self, count: int) -> None:

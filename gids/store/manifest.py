@@ -132,8 +132,6 @@ class TableEntry:
     scale: ScaleEntry | None = None
     order: ArrayEntry | None = None
     """The position of each row on disk; None if it is the id."""
-    extra: Annotated[bool, _true] | None = None
-    """True in datasets of earlier versions, of tables that were added. Not used."""
 
     @property
     def name(self) -> str:
@@ -527,12 +525,6 @@ def _among(known: Iterable[str]) -> Reader:
         return value
 
     return read
-
-
-def _true(value: object, where: str) -> bool:
-    if value is not True:
-        raise FormatError(f"{where} must be true, or missing")
-    return True
 
 
 def _up_to(most: int, least: int = 0) -> Reader:
