@@ -36,6 +36,7 @@ from gids.store import FeatureStore, Table
 from gids.store.part import refuse_part
 
 MODES = ("independent", "partitioned", "1.5D", "cooperative")
+_RATE = arguments.checked(float, lambda n: 0 < n < math.inf, "a number greater than 0")
 BULK = 4  # minibatches that ranks sample in one go, as gids.distributed.open()
 WINDOW = 16  # minibatches sampled ahead, as gids.open()
 _ID = 8  # bytes
@@ -502,9 +503,9 @@ def make_parser() -> argparse.ArgumentParser:
     text = "memory of a rank; larger modes are not recommended (default: no limit)"
     option("--memory", parse_bytes, text, metavar="BYTES")
     for name, (_, _, text) in _RATES.items():
-        option(f"--{name.replace('_', '-')}", arguments.rate, text, metavar="N")
+        option(f"--{name.replace('_', '-')}", _RATE, text, metavar="N")
     text = "time for sampling, about; larger minibatches are extrapolated (default: 20)"
-    option("--seconds", arguments.rate, text, 20.0, "S")
+    option("--seconds", _RATE, text, 20.0, "S")
     option("--seed", arguments.natural, "random seed", 0, "N")
     option("--json", Path, "write curves and predictions to FILE", metavar="FILE")
     option("--plot", Path, "draw the predictions to FILE, as PNG", metavar="FILE")

@@ -5,8 +5,7 @@ samples minibatches. reverse_pagerank and expected_visits propagate visits from 
 pass streams over the mapped in-edges, with four numbers per node and a block of destinations in memory.
 
 write_heat adds the heat to an existing dataset, in one step: new array files are written beside the old ones;
-then a manifest that names them replaces the old manifest. Nothing else of a dataset ever changes. See
-docs/internals/cache.md.
+then a manifest that names them replaces the old manifest. Nothing else of a dataset ever changes.
 """
 
 from __future__ import annotations

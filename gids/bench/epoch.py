@@ -85,10 +85,9 @@ def check_task(store: FeatureStore, table: Table) -> None:
             "`gids bench epoch` trains on one of each: measure it with `gids bench bandwidth`"
         )
     if table.kind != "node" or len(table.shape) != 1:
-        vectors = [t.name for t in store.tables.values() if t.kind == "node" and len(t.shape) == 1]
         raise ValueError(
             f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}, and training needs a "
-            f"vector per node: choose another table by --table ({', '.join(vectors) or 'none here'})"
+            "vector per node: choose another --table"
         )
     labels, train = store.labels.get(ntype), store.splits.get(ntype, {}).get("train")
     are_classes = labels is not None and labels.dim() == 1 and not labels.dtype.is_floating_point

@@ -57,7 +57,6 @@ path = checked(lambda text: Path(text) if text else None, lambda _: True, "a pat
 positive = checked(int, lambda n: n >= 1, "a whole number of 1 or more")
 natural = checked(int, lambda n: n >= 0, "a whole number of 0 or more")
 window = checked(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
-rate = checked(float, lambda n: 0 < n < math.inf, "a number greater than 0")
 seconds = checked(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
 writer_memory = checked(parse_bytes, lambda size: size >= 1 << 20, "a size of 1 MiB or more, such as 256MB")
 device = checked(

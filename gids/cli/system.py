@@ -21,8 +21,6 @@ from gids.cuda.driver import Driver, ask_driver
 from gids.io.device.kvikio_reader import why_no_gds
 from gids.sizes import format_bytes, memory_groups
 
-_WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
-
 
 @dataclass(frozen=True)
 class Item:
@@ -50,7 +48,7 @@ def describe_system(
     has_gpu = bool(driver.devices)
     return [
         Item("kernel", f"{platform.system()} {platform.release()}"),
-        _cores(),
+        Item("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"),
         _memory(root),
         *_file_system(path),
         *_cuda(driver),
@@ -66,12 +64,6 @@ def as_table(items: list[Item]) -> Iterator[str]:
         yield f"{i.item:<{width}}  {i.found}"
         if i.advice:
             yield f"{'':<{width}}  -> {i.advice}"
-
-
-def _cores() -> Item:
-    advice = "this process is limited to some of the cores: see taskset and cpusets"
-    cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    return Item("cores", f"{cores} of {all_cores}", advice if cores < all_cores else "")
 
 
 def _memory(root: Path) -> Item:
@@ -161,6 +153,6 @@ def _package(name: str, has_gpu: bool) -> Item:
         cpu_only = name == "torch" and has_gpu and installed.endswith("+cpu")
         advice = "install a CUDA build of torch: this one cannot use the GPU"
         return Item(name, installed, advice if cpu_only else "")
-    wheel = _WHEELS.get(name, "") if has_gpu else ""
-    other = wheel.replace("cuda13x", "cuda12x").replace("cu13", "cu12")
-    return Item(name, "not installed", f"pip install {wheel} (CUDA 12: {other})" if wheel else "")
+    needed = has_gpu and name in ("cupy", "kvikio")
+    advice = "pip install 'gids-loader[cuda13]' (CUDA 12: 'gids-loader[cuda12]')"
+    return Item(name, "not installed", advice if needed else "")

@@ -145,7 +145,11 @@ def layerwise(
     topology = Topology(graphs[0] if homogeneous else graphs)
     asked = _Asked(topology, nodes)
     if output is not None:
-        _check_output(asked, key)
+        if not asked.all_nodes:
+            raise ValueError("output= needs all nodes, but nodes= selects some: leave one of them out")
+        check_name(key, "key=")
+        for ntype in asked.nodes:
+            table_path(ntype, key)  # which checks its length
     stores = opened_source.stores
     features = _tables_by_type(stores, topology, tables, "node", "tables=")
     edge_features = _tables_by_type(stores, topology, edge_tables, "edge", "edge_tables=")
@@ -194,15 +198,6 @@ def _copy_ids(store: FeatureStore, writer: DatasetWriter, types: Collection[str]
         for role in ID_ROLES:
             if nodes.type in types and role in nodes.arrays:
                 writer.copy_node_array(nodes.type, role, store.locate.rows(nodes.arrays[role]))
-
-
-def _check_output(asked: _Asked, key: str) -> None:
-    """Check the output before anything is computed."""
-    if not asked.all_nodes:
-        raise ValueError("output= needs all nodes, but nodes= selects some: leave one of them out")
-    check_name(key, "key=")
-    for ntype in asked.nodes:
-        table_path(ntype, key)  # which checks its length
 
 
 def _tables_by_type(

@@ -60,7 +60,7 @@ def open_dataset(
     """
     name = f"gids.pyg.{kind.__name__}"
     parameters = [p for owner in (kind, DatasetLoader) for p in inspect.signature(owner).parameters.values()]
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = dict.fromkeys(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
     check_names(name, options, [*known, *_WITHOUT_EFFECT.split(), *_REFUSED])
     for option, cure in _REFUSED.items():
         if options.get(option) is not None and (option, options[option]) != ("directed", True):

@@ -20,6 +20,7 @@ import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def private_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.frombuffer(mapping, dtype=torch.int64, count=array.size, offset=array.offset)  # type: ignore[attr-defined]
 
 
+_IDENTITY = attrgetter("st_ino", "st_mtime_ns")  # of a file that does not change
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
@@ -174,6 +176,8 @@ class Locator:
         self.root = root
         self.allowed = tuple(Path(d).resolve() for d in allow_dirs)
         self._directory: Directory | None = _open_directory(root)
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Which file was at a path first."""
         self.contents: Mapping[str, int] = {}
         """Of the manifest that was read. See Manifest.contents."""
 
@@ -208,11 +212,17 @@ class Locator:
     def open(self, name: str) -> int:
         """Open the file at this path, as in the manifest, for reading.
 
-        Returns a descriptor. Raises StorageError if it was removed, OSError.
+        Returns a descriptor. Raises StorageError if it was removed, replaced or changed, OSError.
         """
         path = self.root / name
         try:
-            return self._current().open(name)
+            fd = self._current().open(name)
+            now = _IDENTITY(os.fstat(fd))
+            if self._directory is not None and self._seen.setdefault(name, now) != now:
+                os.close(fd)
+                what = "the file was replaced or changed after the dataset was opened: open it again"
+                raise StorageError(errno.ESTALE, what, path)
+            return fd
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
@@ -223,7 +233,9 @@ class Locator:
 
     def stat(self, name: str) -> os.stat_result:
         """os.stat() of a file. Raises OSError."""
-        return self._current().stat(name)
+        status = self._current().stat(name)
+        self._seen.setdefault(name, _IDENTITY(status))
+        return status
 
     def _current(self) -> Directory:
         if (directory := self._directory) is not None:  # close() may come from another thread

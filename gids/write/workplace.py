@@ -154,10 +154,11 @@ class Workplace:
         except FileNotFoundError:
             if os.path.lexists(self.path):
                 raise already_exists(self.path) from None
-            return
+            names = []
         except NotADirectoryError:
             names = [self.partial.name]
-        if names and _LOCK not in names:
+        own = {_LOCK, _PROGRESS, f"{_PROGRESS}.new", self.root.name, self.scratch.name}
+        if self.partial.is_symlink() or (names and (_LOCK not in names or set(names) - own)):
             raise FileExistsError(
                 f"{self.partial} exists and does not belong to a conversion: rename it, or choose another "
                 f"name than {self.path.name}"

@@ -125,8 +125,8 @@ def test_advice_names_what_a_gpu_needs(tmp_path, packages):
     gds = f"GPUDirect Storage at {tmp_path}"
     assert found[gds].found == "no: GPUDirect Storage does not work: no nvidia-fs"
     assert "load nvidia-fs" in found[gds].advice
-    assert found["cupy"].advice == "pip install 'cupy-cuda13x[ctk]' (CUDA 12: 'cupy-cuda12x[ctk]')"
-    assert found["kvikio"].advice == "pip install kvikio-cu13 (CUDA 12: kvikio-cu12)"
+    for name in ("cupy", "kvikio"):
+        assert found[name].advice == "pip install 'gids-loader[cuda13]' (CUDA 12: 'gids-loader[cuda12]')"
 
 
 def test_driver_that_does_not_start_gives_the_reason():

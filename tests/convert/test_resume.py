@@ -115,6 +115,25 @@ def test_changed_source_or_option_starts_again(tmp_path, source, change, options
     assert list(verify(tmp_path / "a.gids")) == []
 
 
+def test_links_that_were_swapped_start_again(tmp_path, source):
+    """The files of the source are the same ones."""
+    names = ["feat.npy", "pos.npy"]
+    (tmp_path / "s").mkdir()
+
+    def link(targets):
+        for name, target in zip(names, targets, strict=True):
+            (tmp_path / "s" / name).unlink(missing_ok=True)
+            (tmp_path / "s" / name).symlink_to(source / target)
+
+    link(names)
+    progress, said = [], []
+    run(tmp_path / "s", tmp_path / "b.gids", on_bytes=progress.append)
+    interrupted(tmp_path / "s", tmp_path / "a.gids", sum(progress) - 4096)
+    link(names[::-1])
+    run(tmp_path / "s", tmp_path / "a.gids", say=said.append)
+    assert said[0] == "found an unfinished conversion, but the source changed: starting again"
+
+
 def test_source_that_changes_during_the_conversion_raises(tmp_path):
     from gids import FormatError
 

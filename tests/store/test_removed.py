@@ -108,8 +108,27 @@ def test_pickles_and_closed_stores_open_the_same_content_again(path: Path) -> No
         read(others)
 
 
+@pytest.mark.parametrize("how", ["copied", "renamed", "overwritten"])
+def test_files_that_are_exchanged_are_refused(path: Path, how: str) -> None:
+    other = write(path.with_name("b.gids"), NEW)
+    with gids.open(path, memory="12MB", reads="random") as source:
+        for file in other.rglob("*.bin"):
+            target = path / file.relative_to(other)
+            if how == "copied":
+                target.unlink()
+            if how == "renamed":
+                file.rename(target)
+            else:
+                shutil.copyfile(file, target)
+        with pytest.raises(StorageError, match="replaced or changed after the dataset was opened"):
+            check(gids.NodeLoader(source, torch.arange(60), [3], tables=TABLES, batch_size=20))
+
+
 def flip(file: Path, byte: int) -> None:
+    """As a disk does, which notes no time."""
+    status = file.stat()
     damage(file, bytes([file.read_bytes()[byte] ^ 4]), byte)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @pytest.mark.parametrize(

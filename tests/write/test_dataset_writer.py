@@ -84,8 +84,13 @@ def test_nothing_that_exists_is_replaced(tmp_path):
     (tmp_path / "b.gids.partial/notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="exists and does not belong to a conversion"):
         DatasetWriter(tmp_path / "b.gids")
+    (tmp_path / "b.gids.partial/lock").touch()
+    (tmp_path / "c.gids.partial").symlink_to("nowhere")
+    for name in ("b.gids", "c.gids"):
+        with pytest.raises(FileExistsError, match="exists and does not belong to a conversion"):
+            DatasetWriter(tmp_path / name)
     names = sorted(p.name for p in tmp_path.iterdir())
-    assert names == ["a.gids", "b.gids.partial", "home", "link.gids"]
+    assert names == ["a.gids", "b.gids.partial", "c.gids.partial", "home", "link.gids"]
 
 
 def test_a_stripe_directory_that_a_manifest_cannot_name_is_refused_before_anything_is_written(tmp_path):
