@@ -525,7 +525,9 @@ def run(args: argparse.Namespace) -> None:
     tables = [t for t in store.tables.values() if isinstance(t.type, str)]
     if not tables:
         raise ValueError(f"{store.name} has no table of nodes")
-    _, unit, cache_bytes = parse_cache_size(args.cache, minibatches=False)
+    if args.cache.endswith("x"):
+        raise ValueError(f"--cache {args.cache} is not a cache size: use 2% (of the pages) or 4GB")
+    _, unit, cache_bytes = parse_cache_size(args.cache)
     whole = sum(t.page_count * t.page_bytes for t in tables)
     cache_bytes = min(whole, cache_bytes * whole if unit == "%" else cache_bytes)
     rates, where = _rates(args, tables)
