@@ -153,6 +153,5 @@ def _package(name: str, has_gpu: bool) -> Item:
         cpu_only = name == "torch" and has_gpu and installed.endswith("+cpu")
         advice = "install a CUDA build of torch: this one cannot use the GPU"
         return Item(name, installed, advice if cpu_only else "")
-    needed = has_gpu and name in ("cupy", "kvikio")
     advice = "pip install 'gids-loader[cuda13]' (CUDA 12: 'gids-loader[cuda12]')"
-    return Item(name, "not installed", advice if needed else "")
+    return Item(name, "not installed", advice if has_gpu and name in ("cupy", "kvikio") else "")

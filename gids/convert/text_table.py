@@ -105,7 +105,7 @@ def list_layout(path: Path, are_names: Callable[[list[str]], bool]) -> tuple[Tex
         return TextLayout(positions, line_count + 1, delimiter), fields
     if not all(fields):
         raise FormatError(f"{path}, line {line_count + 1}: {_SEPARATE}")
-    words = comment.replace(",", " ").split()
+    words = re.split(r"[,;\s]+", comment.strip())
     names = words if len(words) == len(fields) and are_names(words) else []
     return TextLayout(positions, line_count, delimiter), names
 

@@ -17,9 +17,10 @@ import dgl
 import torch
 from dgl.dataloading import dataloader as stock
 from dgl.utils import recursive_apply, recursive_apply_pair
+from torch import Tensor
 
 from gids.closing import Closing
-from gids.dgl.minibatch import SampledMinibatch, fill, own_columns, restore_columns
+from gids.dgl.minibatch import OwnColumns, SampledMinibatch, fill, own_columns, restore_columns
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
@@ -133,9 +134,9 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             self.learned.longest = max(self.learned.longest, len(self))
         epoch = FrameworkEpoch(
             self.feature_loader,
-            _sampled(self),
+            _sampled(self, own := own_columns(self.graph)),
             attrgetter("ids"),
-            partial(_finished, self),
+            partial(_finished, self, own),
             bytes_of=attrgetter("nbytes"),
             in_workers=self.num_workers > 0,
             learned=self.learned,
@@ -158,18 +159,18 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     __enter__, __exit__ = Closing.__enter__, Closing.__exit__
 
 
-def _finished(loader: Any, minibatch: SampledMinibatch, rows: Mapping[str, torch.Tensor]) -> Any:
+def _finished(loader: Any, own: OwnColumns, sampled: SampledMinibatch, rows: Mapping[str, Tensor]) -> Any:
     """DGL fetches the other lazy columns, such as labels, and moves the graphs to the device."""
-    restore_columns(minibatch.batch, loader.graph)
-    batch, columns, _ = stock._prefetch(minibatch.batch, loader, None)
+    restore_columns(sampled.batch, own)
+    batch, columns, _ = stock._prefetch(sampled.batch, loader, None)
     batch = recursive_apply_pair(batch, columns, stock._assign_for)
     fill(batch, rows, loader.device)
     return batch
 
 
-def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
+def _sampled(loader: Any, own: OwnColumns) -> Iterator[SampledMinibatch]:
     """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
-    graph, tables, own = loader.graph, loader.served_tables, own_columns(loader.graph)
+    graph, tables = loader.graph, loader.served_tables
 
     def without_served_columns(batch: Any) -> SampledMinibatch:
         batch = recursive_apply(batch, stock.restore_parent_storage_columns, graph)

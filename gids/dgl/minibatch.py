@@ -24,6 +24,7 @@ from gids.store import Table
 
 Place = tuple[str, Any, str]
 """(kind, type, key) of a column."""
+OwnColumns = Mapping[Place, Column]  # those of the loader's graph when an epoch began
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Rows:
 
 
 class SampledMinibatch:
-    """A minibatch whose rows are not read yet. graph: the loader's. own: its columns when the epoch began.
+    """A minibatch whose rows are not read yet. graph: the loader's. own: its columns.
 
     Attributes: ``batch``; ``ids``, the rows to read of each table (int64, on DGL's device, may repeat).
 
@@ -48,7 +49,7 @@ class SampledMinibatch:
     KeyError for a column that does not exist, or a sampled graph without dgl.NID or dgl.EID.
     """
 
-    def __init__(self, batch: Any, tables: ServedTables, graph: Any, own: Mapping[Place, Column]) -> None:
+    def __init__(self, batch: Any, tables: ServedTables, graph: Any, own: OwnColumns) -> None:
         self.batch, self._own = batch, own
         parts: dict[str, list[Tensor]] = {}
         by_default: dict[Any, set[Any]] = {}  # sampled graph -> types of tables
@@ -82,9 +83,8 @@ class SampledMinibatch:
         return sum(4 * 8 * graph.num_edges() + 2 * 8 * graph.num_nodes() for graph in graphs)
 
 
-def restore_columns(batch: Any, graph: Any) -> None:
+def restore_columns(batch: Any, own: OwnColumns) -> None:
     """Give parts of the graph's columns, which packs left out, their memory back."""
-    own = own_columns(graph)
     for place, column in _columns_of(_graphs_in(batch)):
         if column.storage is None:
             column.storage = own[place].storage
@@ -99,7 +99,7 @@ def fill(batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
                     frame[key] = rows[part.table][part.start : part.stop].to(device, non_blocking=True)
 
 
-def own_columns(graph: Any) -> dict[Place, Column]:
+def own_columns(graph: Any) -> OwnColumns:
     """The columns of the loader's graph, but those that are themselves parts: these lose their memory when
     they are read."""
     return {place: column for place, column in _columns_of([graph]) if column.index is None}

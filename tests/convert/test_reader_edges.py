@@ -49,10 +49,11 @@ def test_text(tmp_path, capsys, name, header, delimiter):
         "id,u,v,w",
         "# w,dst,id,src",
         "#from to id w",
+        "# w;dst; id;src",
     ],
 )
 def test_names_in_the_first_line_are_used(tmp_path, header):
-    names = [n.strip('"') for n in header.strip("# \ufeff").replace(",", " ").split()]
+    names = [n.strip('"') for n in header.strip("# \ufeff").replace(",", " ").replace(";", " ").split()]
     columns = dict.fromkeys(("src", "source", "SRC", "u", "from"), EDGES[0])
     columns |= dict.fromkeys(("dst", "Target", "v", "to"), EDGES[1])
     columns |= {"id": np.arange(E)[::-1] + (1 << 60), "w": np.arange(E) / 8}

@@ -203,6 +203,27 @@ def test_packs_deliver_what_training_writes_to_the_graph_and_what_the_sampler_se
         assert loader.stats()["packs"]["minibatches"] == len(loader)
 
 
+class Replacing(dgl.dataloading.NeighborSampler):
+    """Sets a new tensor after each minibatch, of which those before have no part; at last none."""
+
+    def sample(self, g, seed_nodes, exclude_eids=None):
+        sampled = super().sample(g, seed_nodes, exclude_eids)
+        self.last = float(g.ndata.pop("step")[0])
+        if self.last < 4:
+            g.ndata["step"] = torch.full((g.num_nodes(),), self.last + 1)
+        return sampled
+
+
+@pytest.mark.parametrize("reads", ["pack", "random"])
+def test_packs_deliver_the_tensor_of_the_time_when_a_minibatch_was_sampled(homogeneous, reads):
+    graph, sampler = homogeneous.graph.clone(), Replacing([3], prefetch_node_feats=["feat"])
+    graph.ndata["step"] = torch.zeros(300)
+    with gids.open(homogeneous.path, reads=reads, memory="16MB") as source:
+        loader = gids.dgl.DataLoader(graph, torch.arange(100), sampler, gids=source, batch_size=20)
+        steps = [blocks[0].srcdata["step"].unique().tolist() for _, _, blocks in loader]
+    assert steps == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+
+
 def of_all_nodes(graph, seeds):
     """Its columns of nodes are the graph's own, whole."""
     subgraph = graph.edge_subgraph(seeds, relabel_nodes=False)

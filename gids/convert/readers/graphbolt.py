@@ -74,7 +74,7 @@ def _read_all(meta: Entry, path: Path, open_array: OpenArray, source: Source) ->
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
     """The array of an entry of `part`."""
     file, kind = root / entry["path"], entry["format"]
-    if ".." in Path(entry["path"]).parts or not file.is_relative_to(root):  # is not in source_files
+    if ".." in Path(entry["path"]).parts or not file.is_relative_to(root):
         raise FormatError(f"metadata.yaml lists {file}, which is outside its directory: move it there")
     if not file.is_file():
         raise FormatError(f"metadata.yaml lists {file}, which does not exist")
