@@ -31,6 +31,7 @@ import importlib.util
 import io
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -93,7 +94,8 @@ def _by_dgl(starts: Ids, neighbors: Ids, in_edges: Ids, parts: int) -> Any:
     dgl = dgl_finder.import_dgl()
     arrays = (torch.from_numpy(a) for a in (starts, neighbors, np.empty(0, np.int64)))
     graph = dgl.graph(("csc", tuple(arrays)))
-    with contextlib.redirect_stdout(io.StringIO()):  # DGL prints how long each step takes
+    # DGL prints how long each step takes, and leaves files open.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         return dgl.metis_partition_assignment(graph, parts, balance_edges=True).numpy()
 
 

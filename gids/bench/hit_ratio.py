@@ -34,10 +34,7 @@ _WARM_UP = 0.25  # share of the minibatches before counting starts
 
 
 def measure(session: Session) -> None:
-    """Fill the report. Settings: cache, lines, policy and window.
-
-    Raises ValueError, KeyError for arguments, and FormatError for a dataset without topology.
-    """
+    """Fill the report. Raises ValueError and KeyError for arguments, FormatError without topology."""
     args, report = session.args, session.report
     for name in args.policies:
         check_known("--policies", name, POLICIES, "; MIN is always measured")

@@ -34,8 +34,6 @@ EDGE_BLOCK_NODES = 1 << 17
 POPULARITY_EXPONENT = 0.8  # of rank: the top 1 % of sources have a third of the edges, as in R-MAT graphs
 POPULARITY_SHIFT = 8.0  # without it, the most popular node would have a few percent of all edges
 IN_DEGREE_TAIL = 2.0  # Pareto index of the in-degrees
-CANDOUR = 0.5  # probability that a row shows the node's own class
-SIGNAL = 8.0  # norm of a class's centroid; the noise has standard deviation 1 per dimension
 IN_DEGREE_CAP = 64.0  # largest in-degree, as a multiple of the mean
 
 
@@ -43,8 +41,9 @@ IN_DEGREE_CAP = 64.0  # largest in-degree, as a multiple of the mean
 class GraphSpec:
     """A graph of ``node_count`` nodes with ``degree`` in-edges on average, and rows of ``dim`` float32.
 
-    homophily: probability that the source of an edge is drawn from the target's class. train_count,
-    val_count, test_count: sizes of the disjoint splits. Raises ValueError for an argument out of its range.
+    homophily: probability that the source of an edge is drawn from the target's class. candour: that a row
+    shows the node's own class. signal: norm of a class's centroid, where noise is 1. train_count, val_count,
+    test_count: sizes of the disjoint splits. Raises ValueError for an argument out of its range.
     """
 
     node_count: int
@@ -52,6 +51,8 @@ class GraphSpec:
     dim: int = 128
     classes: int = 16
     homophily: float = 0.7
+    candour: float = 0.5
+    signal: float = 8.0
     train_count: int = 0
     val_count: int = 0
     test_count: int = 0
@@ -65,8 +66,8 @@ class GraphSpec:
             )
         if not 1 <= self.classes <= min(self.node_count, 32767):
             raise ValueError(f"classes must be 1 to {min(self.node_count, 32767)} (got {self.classes})")
-        if not 0 <= self.homophily <= 1:
-            raise ValueError(f"homophily must be 0 to 1 (got {self.homophily})")
+        if not (0 <= self.homophily <= 1 and 0 <= self.candour <= 1):
+            raise ValueError(f"homophily and candour must be 0 to 1 (got {self.homophily}, {self.candour})")
         splits = (self.train_count, self.val_count, self.test_count)
         if min(splits) < 0 or sum(splits) > self.node_count:
             raise ValueError(
@@ -217,7 +218,7 @@ def _write_features(
     purpose: str = "features",
 ) -> None:
     centroids = _generator(spec, "centroids").standard_normal((spec.classes, spec.dim), dtype=np.float32)
-    centroids *= SIGNAL / np.linalg.norm(centroids, axis=1, keepdims=True)
+    centroids *= spec.signal / np.linalg.norm(centroids, axis=1, keepdims=True)
     block_rows = max(1, FEATURE_BLOCK_BYTES // spec.row_bytes)
     block_count = -(-spec.node_count // block_rows)
     path = root / "feat.npy"
@@ -227,7 +228,7 @@ def _write_features(
         first = block * block_rows
         shown = labels[first : first + block_rows].copy()
         rng = _generator(spec, purpose, block)
-        others = np.flatnonzero(rng.random(len(shown)) >= CANDOUR)
+        others = np.flatnonzero(rng.random(len(shown)) >= spec.candour)
         shown[others] = rng.integers(spec.classes, size=len(others), dtype=np.int16)
         rows = rng.standard_normal((len(shown), spec.dim), dtype=np.float32)
         rows += centroids[shown]

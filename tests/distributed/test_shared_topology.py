@@ -161,5 +161,5 @@ def test_the_memory_outlives_the_rank_that_made_it_and_no_rank_leaves_anything(
         killed.touch()
         outcome = processes.outcome(1)
         assert outcome.error is None, outcome
-        assert outcome.value == -(-len(PAPER_SEEDS) // 20)
+        assert outcome.value == -(-len(PAPER_SEEDS) // 40)
     assert mapped_anywhere(inodes[0]) == []
