@@ -28,7 +28,7 @@ def test_all_sides_train_and_the_six_printed_lines_load_the_dataset(tmp_path, mo
     assert re.findall(r"^\$ gids (\w+)", err, re.M) == ["generate", "convert", "bench"]
     [directory] = tmp_path.iterdir()
     assert f"files kept in {directory}" in err
-    lines = EXAMPLE.format(path=directory / "graph.gids", fanouts=[3, 3], batch_size=16)
+    lines = EXAMPLE.format(path=str(directory / "graph.gids"), fanouts=[3, 3], batch_size=16)
     assert len(lines.strip().splitlines()) == 6
     names = {}
     exec(lines, names)
