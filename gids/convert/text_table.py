@@ -1,6 +1,6 @@
 """TextTable: the columns of text files, which pyarrow parses to Arrow files in scratch. For the readers.
 
-Columns have the types of the first block. Where a later field does not fit, the column gets the next wider
+The first block decides the type of each column. If a later field does not fit, the column gets the next wider
 type (int64, float64, text), and the files are parsed again. Columns of text are left out, other than ids.
 """
 
@@ -285,14 +285,16 @@ class TextTable(ArrowTable):
         return inexact
 
     def _refuse_rounding(self, file: Path, layout: TextLayout, name: str) -> None:
-        """Raise FormatError for a whole number that is another one as float64, and for 1e400."""
+        """Raise FormatError for 1e400, and for a whole number that is rounded. float32, which only OGB's text
+        has, may round those of int64, as OGB's own loader does."""
         for batch in self._blocks(file, layout, {name: "large_string"}, [name]):
             fields = batch.column(0)
             for text in fields.filter(self._pa.compute.match_substring_regex(fields, _INEXACT)).to_pylist():
                 with np.errstate(over="ignore"):
                     value = float(self._floats.type(text))
-                is_whole = self._floats == np.float64 and text.strip().lstrip("+-").isdecimal()
-                if np.isinf(value) or (is_whole and int(value) != int(text)):
+                whole = int(text) if text.strip().lstrip("+-").isdecimal() else 0
+                may_be_rounded = self._floats == np.float32 and -(1 << 63) <= whole < 1 << 63
+                if np.isinf(value) or (whole and not may_be_rounded and int(value) != whole):
                     raise FormatError(f"{file}: {self._floats} of column {name!r} cannot hold {shown(text)}")
 
     def _blocks(

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 import torch
-from reader_example import assert_dataset, convert, needs_torch_2_6, refuses, truncate
+from reader_example import assert_dataset, convert, needs_torch_2_6, refused, refuses, truncate
 
 RNG = np.random.default_rng(3)
 NODES, EDGES = 400, 3000
@@ -95,6 +95,12 @@ def test_text_and_a_note_that_reverse_edges_are_missing(tmp_path, capsys):
     store = convert(arxiv(tmp_path / "ogbn_products"), tmp_path / "a.gids")
     assert_homogeneous(store, np.arange(NODES) % 7)
     assert "has one direction of each edge; --reverse-edges" in capsys.readouterr().err
+
+
+def test_a_whole_number_beyond_int64_is_not_rounded(tmp_path, capsys):
+    root = arxiv(tmp_path / "ogbn_products")
+    csv(root / "raw/node-feat.csv.gz", column([(1 << 63) + 1] * NODES))
+    assert "cannot hold '9223372036854775809'" in refused(capsys, root, tmp_path / "a.gids")
 
 
 def mag(root):
