@@ -117,7 +117,7 @@ def private_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.frombuffer(mapping, dtype=torch.int64, count=array.size, offset=array.offset)  # type: ignore[attr-defined]
 
 
-_IDENTITY = attrgetter("st_ino", "st_mtime_ns")  # of a file that does not change
+_IDENTITY = attrgetter("st_ino", "st_size", "st_mtime_ns")  # of a file that does not change
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
@@ -176,7 +176,7 @@ class Locator:
         self.root = root
         self.allowed = tuple(Path(d).resolve() for d in allow_dirs)
         self._directory: Directory | None = _open_directory(root)
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._seen: dict[str, tuple[int, ...]] = {}
         """Which file was at a path first."""
         self.contents: Mapping[str, int] = {}
         """Of the manifest that was read. See Manifest.contents."""
@@ -218,8 +218,12 @@ class Locator:
         try:
             fd = self._current().open(name)
             now = _IDENTITY(os.fstat(fd))
-            if self._directory is not None and self._seen.setdefault(name, now) != now:
+            before = self._seen.setdefault(name, now)
+            if self._directory is not None and now != before:
                 os.close(fd)
+                if now[0] == before[0] and now[1] < before[1]:
+                    what = "the file was truncated after the dataset was opened"
+                    raise StorageError(errno.ENODATA, what, path)
                 what = "the file was replaced or changed after the dataset was opened: open it again"
                 raise StorageError(errno.ESTALE, what, path)
             return fd

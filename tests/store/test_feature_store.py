@@ -246,7 +246,7 @@ def test_error_for_a_file_that_may_not_be_read_names_the_whole_path(dataset, nam
 def test_truncation_after_opening_is_a_storage_error_not_a_crash(dataset):
     store = FeatureStore(dataset)
     os.truncate(dataset / SHARD, 512)
-    with pytest.raises(StorageError, match="changed after the dataset was opened") as caught:
+    with pytest.raises(StorageError, match="truncated after the dataset was opened") as caught:
         store.read_rows([19], "paper.feat")
     assert caught.value.filename.endswith("shard-00.bin")
 

@@ -67,6 +67,7 @@ def test_a_truncated_shard_is_a_storage_error(tmp_path):
     blocks = table.scan(100)
     assert next(blocks)[0] == 0
     os.truncate(table.shard_paths[0], 1024)
-    for rest in (blocks, table.scan(100)):
-        with pytest.raises(StorageError, match=r"the file ended early|changed after"):
-            list(rest)
+    with pytest.raises(StorageError, match="the file ended early"):
+        list(blocks)
+    with pytest.raises(StorageError, match="truncated after the dataset was opened"):
+        next(table.scan(100))
