@@ -285,8 +285,7 @@ class TextTable(ArrowTable):
         return inexact
 
     def _refuse_rounding(self, file: Path, layout: TextLayout, name: str) -> None:
-        """Raise FormatError for 1e400, and for a whole number that is rounded. float32, which only OGB's text
-        has, may round those of int64, as OGB's own loader does."""
+        """Raise FormatError for 1e400 and a whole number that is rounded; of int64, not for OGB's float32."""
         for batch in self._blocks(file, layout, {name: "large_string"}, [name]):
             fields = batch.column(0)
             for text in fields.filter(self._pa.compute.match_substring_regex(fields, _INEXACT)).to_pylist():

@@ -221,11 +221,11 @@ class Locator:
             before = self._seen.setdefault(name, now)
             if self._directory is not None and now != before:
                 os.close(fd)
+                change, code = "replaced or changed", errno.ESTALE
                 if now[0] == before[0] and now[1] < before[1]:
-                    what = "the file was truncated after the dataset was opened"
-                    raise StorageError(errno.ENODATA, what, path)
-                what = "the file was replaced or changed after the dataset was opened: open it again"
-                raise StorageError(errno.ESTALE, what, path)
+                    change, code = "truncated", errno.ENODATA
+                what = f"the file was {change} after the dataset was opened: open it again"
+                raise StorageError(code, what, path)
             return fd
         except OSError as error:
             if isinstance(error, StorageError):

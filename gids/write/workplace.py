@@ -219,12 +219,8 @@ class Workplace:
             return {}
 
     def _save(self, key: Any) -> None:
-        progress = {
-            "version": _VERSION,
-            "key": key,
-            "folders": list(map(str, self.folders)),
-            "done": self._done,
-        }
+        folders = list(map(str, self.folders))
+        progress = {"version": _VERSION, "key": key, "folders": folders, "done": self._done}
         replace_file(self.partial / _PROGRESS, json.dumps(progress).encode())
 
     def _forget(self) -> None:
