@@ -33,7 +33,7 @@ log = logging.getLogger("gids")
 _BLOCK_IDS = 1 << 14  # of up to 1 KiB
 _BLOCK_ROWS = 1 << 20
 _BY_IDS, _BY_NUMBER = "by ids", "by number"
-_EDGES = "Convert the edges and this table into one dataset, or do not ask for the table"
+_EDGES = "Write the same edges to both datasets, or do not ask for this table"
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,9 @@ def _match(ours: Numbering, theirs: Numbering) -> str:
     if not ours.ends:
         if len(with_ids) == 1:
             return (
-                f"only {with_ids[0].dataset} stores ids of {ours.type!r} nodes. Convert both with the same "
-                "column of ids, or both without. DatasetWriter.copy_ids() writes the ids of a dataset"
+                f"only {with_ids[0].dataset} stores ids of {ours.type!r} nodes (0, 1, 2, … are not stored). "
+                "Convert both with the same column of ids, or both without and in the same order. "
+                "DatasetWriter.copy_ids() writes the ids of a dataset"
             )
         if len({n.ids.is_text for n in with_ids}) == 2:
             return f"ids of {ours.type!r} nodes are text in one, numbers in the other: convert both alike"

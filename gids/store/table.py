@@ -143,7 +143,8 @@ class Table:
 
     def renumbered(self, numbering: Numbering, node_map: NodeMap) -> Table:
         """The same rows, by the numbers that their nodes have in another dataset."""
-        assert self.numbering is not None
+        if self.numbering is None or self._node_map is not None:
+            raise ValueError(f"{self._where} is matched to another dataset already: open its dataset again")
         other = copy.copy(self)
         other.numbering, other._node_map, other._arrays = numbering, node_map, {}
         numbers = self.content_crc, self.numbering.contents, numbering.contents

@@ -155,8 +155,8 @@ def test_a_table_that_is_given_is_matched_too(both: tuple[Path, Path]) -> None:
     assert np.array_equal(minibatch.features["b"].numpy(), rows_of(FIRST[minibatch.input_nodes.numpy()]))
 
 
-def test_ids_are_compared_in_blocks_and_a_matched_store_is_not_pickled(
-    both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+def test_ids_are_compared_in_blocks_and_a_matched_store_is_neither_pickled_nor_matched_again(
+    both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_BLOCK_IDS", "_BLOCK_ROWS"):
         monkeypatch.setattr(numbering, name, 16)
@@ -165,6 +165,12 @@ def test_ids_are_compared_in_blocks_and_a_matched_store_is_not_pickled(
         assert np.array_equal(store.read_rows(range(NODES)).numpy(), rows_of(FIRST))
         with pytest.raises(TypeError, match=r"b\.gids is matched to another dataset"):
             pickle.dumps(store)
+        third = write(tmp_path / "c.gids", ids_of("text", np.arange(NODES)), {"x": rows_of(FIRST)})
+        if store.ids().is_text:
+            with pytest.raises(
+                ValueError, match=r"'_N\.emb' in b\.gids is matched to another dataset already"
+            ):
+                gids.open([third, store])
 
 
 def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:
@@ -180,7 +186,7 @@ def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ("text", "none", r"only a\.gids stores ids of '_N' nodes\. Convert both with the same column of ids"),
+        ("text", "none", r"only a\.gids stores ids of '_N' nodes .*Convert both with the same column"),
         ("none", "numbers", r"only b\.gids stores ids of '_N' nodes"),
         ("none", "text", r"only b\.gids stores ids of '_N' nodes"),
         ("numbers", "text", "ids of '_N' nodes are text in one, numbers in the other"),
