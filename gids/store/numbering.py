@@ -6,7 +6,6 @@ that a loader gets.
 
 from __future__ import annotations
 
-import collections
 import copy
 import logging
 import os
@@ -75,7 +74,8 @@ class NodeMap:
     def nodes(self) -> np.ndarray:
         """int32 or int64[n]. Raises ValueError if an id is in one of the datasets only."""
         if self._theirs.count > self._ours.count:
-            collections.deque(_found(self._theirs, self._ours), maxlen=0)
+            for _ in _found(self._theirs, self._ours):  # which raises
+                pass
         return self._saved(_found(self._ours, self._theirs))
 
     def order(self, own: np.ndarray | None) -> np.ndarray:
@@ -94,6 +94,8 @@ class NodeMap:
                     file.write(piece.astype(dtype).data)
                 file.flush()
                 return MappedArray.of(file.fileno(), f"rows of {self._theirs.dataset}", dtype, 0, (count,))
+        except StorageError:  # of ids
+            raise
         except OSError as error:
             what = "cannot write the numbers of nodes that are matched by ids"
             raise StorageError(error.errno or 0, what, directory) from None
