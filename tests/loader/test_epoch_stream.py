@@ -94,8 +94,8 @@ def test_a_node_loader_goes_on_after_a_storage_error_of_its_sampler(
     with gids.open(path, memory="16MB", window=4) as source:
         options: dict[str, Any] = {"batch_size": 100, "tables": tables}
         seeds = {"paper": torch.arange(900)}
-        expected = list(gids.NodeLoader(source, seeds, Neighbor([3]), **options))
-        loader = gids.NodeLoader(source, seeds, Failing([3]), **options)
+        expected = list(gids.NodeLoader(source, seeds, Neighbor([3]), **{"seed": 0} | options))
+        loader = gids.NodeLoader(source, seeds, Failing([3]), **{"seed": 0} | options)
         loader._step_sampling = loader._step_sampling._replace(bulk=bulk)
         epoch = iter(loader)
         for step, minibatch in enumerate(expected):
@@ -137,7 +137,7 @@ def test_closing_from_another_thread_waits_for_the_minibatch_under_way(
         taken.clear()
         with gids.open(path, memory="16MB", window=4, threads=1, reads=reads) as source:
             seeds = {"paper": torch.arange(1500)}
-            loader = gids.NodeLoader(source, seeds, Slow([3]), batch_size=100, tables=tables)
+            loader = gids.NodeLoader(source, seeds, Slow([3]), batch_size=100, tables=tables, seed=0)
             if closed == "source":
                 next(other := iter(loader))
             epoch = iter(loader)
@@ -420,7 +420,7 @@ def test_a_sampler_may_read_rows_by_another_loader_of_the_same_tables(
 def test_reads_that_a_close_cancels_are_no_failures(path: Path) -> None:
     for _ in range(100):  # until a close finds reads that wait
         with gids.open(path, memory=16 << 20, window=4, tuning=gids.Tuning(queue_depth=2)) as source:
-            loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20)
+            loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20, seed=0)
             epoch = iter(loader)
             next(epoch), next(epoch)
             epoch.close()

@@ -89,7 +89,14 @@ def test_seeds_of_a_node_loader_have_times(one: Path, rows: torch.Tensor) -> Non
     seeds, times = torch.arange(NODES).repeat(2), torch.arange(2 * NODES) % 120
     for strategy in (None, "last"):
         with gids.NodeLoader(
-            one, seeds, [3, 3], time=times, strategy=strategy, batch_size=70, shuffle=True
+            one,
+            seeds,
+            [3, 3],
+            time=times,
+            strategy=strategy,
+            batch_size=70,
+            shuffle=True,
+            seed=0,
         ) as loader:
             for step, minibatch in enumerate(epoch := iter(loader)):
                 assert_never_later(minibatch)
@@ -99,7 +106,7 @@ def test_seeds_of_a_node_loader_have_times(one: Path, rows: torch.Tensor) -> Non
                 assert torch.equal(minibatch.features["_N.feat"], rows[minibatch.input_nodes])  # type: ignore[index]
                 sampler = Neighbor([3, 3], temporal="edges", strategy=strategy or "uniform")
                 given = TimedSeeds(minibatch.seeds, times[positions])
-                alone = sampler.sample(loader.store.graph(), given, step=step)
+                alone = sampler.sample(loader.store.graph(), given, step=step, seed=0)
                 assert same(alone, minibatch)
 
 
@@ -202,22 +209,22 @@ def test_wrong_times_raise_errors_that_say_what_to_do(one: Path, tmp_path: Path)
     seeds, times = torch.arange(10), torch.arange(10)
     for loader, error, message in (
         (
-            lambda: gids.NodeLoader(one, seeds, [3], time=times[:9]),
+            lambda: gids.NodeLoader(one, seeds, [3], time=times[:9], seed=0),
             ValueError,
             "time has 9 values for 10 '_N' seeds",
         ),
         (
-            lambda: gids.NodeLoader(one, seeds, [3], time=times.int()),
+            lambda: gids.NodeLoader(one, seeds, [3], time=times.int(), seed=0),
             TypeError,
             r"time of '_N' are torch\.int32\[10\]",
         ),
         (
-            lambda: gids.NodeLoader(one, seeds, [3], strategy="last"),
+            lambda: gids.NodeLoader(one, seeds, [3], strategy="last", seed=0),
             ValueError,
             "needs times of the seeds: give time=",
         ),
         (
-            lambda: gids.NodeLoader(one, seeds, Labor([3]), time=times),
+            lambda: gids.NodeLoader(one, seeds, Labor([3]), time=times, seed=0),
             ValueError,
             "time= needs a temporal sampler",
         ),
@@ -235,4 +242,4 @@ def test_wrong_times_raise_errors_that_say_what_to_do(one: Path, tmp_path: Path)
     with DatasetWriter(tmp_path / "plain.gids") as writer:
         writer.write_edges(("_N", "_E", "_N"), edge_list(seeds, seeds, num_src=10, num_dst=10))
     with pytest.raises(ValueError, match=r"needs times of edges or nodes, and plain\.gids has none"):
-        gids.NodeLoader(tmp_path / "plain.gids", seeds, [3], time=times)
+        gids.NodeLoader(tmp_path / "plain.gids", seeds, [3], time=times, seed=0)

@@ -207,6 +207,7 @@ def test_what_the_user_changes_of_an_edge_loader_counts(path: Path, changed: str
                 tables=["paper.feat"],
                 batch_size=256,
                 negatives=1,
+                seed=0,
             )
             list(loader), list(loader)
             assert (loader._learned.next_epoch is not None) == (reads == "pack")
@@ -416,7 +417,12 @@ def test_what_may_change_between_epochs_is_not_sampled_early(path: Path, sampler
             "locality": lambda: Neighbor([4, 4], locality=LocalityBias(mask, 2.0)),
         }[sampler]()
         loader = gids.NodeLoader(
-            source, {"paper": torch.arange(0, PAPERS, 3)}, made, tables=["paper.feat"], batch_size=64
+            source,
+            {"paper": torch.arange(0, PAPERS, 3)},
+            made,
+            tables=["paper.feat"],
+            batch_size=64,
+            seed=0,
         )
         for _ in range(3):
             list(loader)

@@ -22,7 +22,7 @@ def graph(relation: Relation, num_src: int, num_dst: int, seed: int) -> Graph:
 
 def test_a_type_that_is_never_a_source() -> None:
     graphs = [graph(("a", "to", "b"), 30, 10, 0)]
-    found = HopSampler([3, 3]).sample(graphs, {"b": torch.arange(10)})
+    found = HopSampler([3, 3]).sample(graphs, {"b": torch.arange(10)}, seed=0)
     assert found.nodes_per_hop["b"] == [10, 0, 0]
     assert found.nodes_per_hop["a"] == [0, found.edges["a", "to", "b"].index[0].max() + 1, 0]
     assert found.input_nodes["b"].tolist() == list(range(10))  # type: ignore[index]
@@ -66,4 +66,4 @@ def test_wrong_counts_are_refused() -> None:
         with pytest.raises(ValueError, match="give a number for each hop"):
             HopSampler(counts)
     with pytest.raises(ValueError, match="give a list for each relation"):
-        HopSampler({("a", "x", "a"): [1]}).sample(graph(("a", "to", "a"), 30, 30, 0), torch.arange(3))
+        HopSampler({("a", "x", "a"): [1]}).sample(graph(("a", "to", "a"), 30, 30, 0), torch.arange(3), seed=0)

@@ -59,9 +59,9 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
     options: dict[str, Any] = {"batch_size": 100, "shuffle": True}
     with (
         gids.open(one_path, memory=64 << 20) as source,
-        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(0, PAPERS, 2), **options) as train,
-        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(1, PAPERS, 2), batch_size=100) as val,
-        gids.pyg.LinkNeighborLoader(source, [3], one.edge_index[:, :300], batch_size=150) as links,
+        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(0, PAPERS, 2), **{"seed": 0} | options) as train,
+        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(1, PAPERS, 2), batch_size=100, seed=0) as val,
+        gids.pyg.LinkNeighborLoader(source, [3], one.edge_index[:, :300], batch_size=150, seed=0) as links,
     ):
         fit.callbacks.append(LogStats(train))
         fit.fit(model, train, val)
@@ -88,12 +88,14 @@ class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
         self.source = source
 
     def train_dataloader(self) -> Any:
-        loader = gids.pyg.NeighborLoader(self.source, [3], torch.arange(120), batch_size=40, shuffle=True)
+        loader = gids.pyg.NeighborLoader(
+            self.source, [3], torch.arange(120), batch_size=40, shuffle=True, seed=0
+        )
         loader.epoch = self.trainer.fit_loop.epoch_progress.current.processed
         return loader
 
     def val_dataloader(self) -> Any:
-        return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10)
+        return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10, seed=0)
 
 
 class Saving(pl.Callback):  # type: ignore[misc, name-defined]
@@ -140,8 +142,8 @@ def test_every_epoch_of_a_trainer_reads_ahead_as_in_a_plain_loop(
     def loaders(source: gids.Source) -> tuple[Any, Any]:
         parts = torch.arange(PAPERS // 2), torch.arange(PAPERS // 2, PAPERS)
         options: dict[str, Any] = {"num_neighbors": [3, 2], "batch_size": 20}
-        train = gids.pyg.NeighborLoader(source, input_nodes=parts[0], shuffle=True, **options)
-        return train, gids.pyg.NeighborLoader(source, input_nodes=parts[1], **options)
+        train = gids.pyg.NeighborLoader(source, input_nodes=parts[0], shuffle=True, **{"seed": 0} | options)
+        return train, gids.pyg.NeighborLoader(source, input_nodes=parts[1], **{"seed": 0} | options)
 
     def opened() -> gids.Source:
         return gids.open(one_path, memory=2 << 20, window=4, tuning=gids.Tuning(cache=40_000, queue_depth=8))

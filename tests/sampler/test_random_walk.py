@@ -96,7 +96,7 @@ def test_walks_follow_a_metapath() -> None:
 def test_isolated_nodes_and_no_seeds() -> None:
     for graph in (make_graph([0] * 4), Graph(("a", "b", "a"), 2, 2, np.array([0, 1, 2]), np.arange(2), None)):
         for seeds in ([], [1, 0, 1]):
-            minibatch = RandomWalk([3, 3]).sample(graph, torch.tensor(seeds, dtype=torch.int64))
+            minibatch = RandomWalk([3, 3]).sample(graph, torch.tensor(seeds, dtype=torch.int64), seed=0)
             assert minibatch.input_nodes.tolist() == seeds  # type: ignore[union-attr]
             assert all(block.num_edges == 0 for block in minibatch.blocks)  # type: ignore[union-attr]
 
@@ -118,7 +118,11 @@ def test_wrong_arguments_are_refused() -> None:
         (ValueError, r"walk_length must be 1 or more \(got 2\.5\)", lambda: make(walk_length=2.5)),
         (ValueError, r"fewer than 2\^31", lambda: make(num_walks=1 << 20, walk_length=1 << 10)),
         (ValueError, r"metapath=\[\]", lambda: make(metapath=[])),
-        (ValueError, "there are several relations", lambda: make().sample(graphs, seeds)),
-        (ValueError, "no graph has that relation", lambda: make(metapath=unknown).sample(graphs, seeds)),
-        (ValueError, "must lead back", lambda: make(metapath=one_way).sample(graphs, seeds)),
+        (ValueError, "there are several relations", lambda: make().sample(graphs, seeds, seed=0)),
+        (
+            ValueError,
+            "no graph has that relation",
+            lambda: make(metapath=unknown).sample(graphs, seeds, seed=0),
+        ),
+        (ValueError, "must lead back", lambda: make(metapath=one_way).sample(graphs, seeds, seed=0)),
     )
