@@ -58,11 +58,12 @@ class EdgeLoader(EpochLoader):
             copied. None: all edges of the relation.
         sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
             that makes blocks.
-        time: the time of each seed edge, int64[n], with edges=None by edge id; a negative has the time of its seed edge. Minibatches are
-            then temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and
-            the dataset has times of them. False: not temporal; a temporal sampler is refused. Edges with the
-            same time as the seed edge, and the seed edge itself, may be drawn: to leave them out, give times
-            less 1, or exclude.
+        time: the time of each seed edge, int64[n]; with edges=None by edge id (in a dataset without edge ids
+            in the order of graph.indices). A negative has the time of its seed edge. Minibatches are then
+            temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and the
+            dataset has times of them. False: not temporal; a temporal sampler is refused. Edges with the same
+            time as the seed edge, and the seed edge itself, may be drawn: to leave them out, give times less
+            1, or exclude.
         strategy: as in gids.NodeLoader.
         relation: (source type, relation, destination type) of the edges; may be left out if there is one.
         negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default
@@ -149,15 +150,12 @@ class EdgeLoader(EpochLoader):
         elif strategy is not None:
             raise ValueError(f"strategy={strategy!r} needs times of the edges: give time=")
         self._edges = _Edges(self._graph, edges, time if isinstance(time, torch.Tensor) else None, own=own)
+        self._seed_ids = self._edges.ids
         self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
 
     @property
     def _seed_count(self) -> int:
         return self._edges.count
-
-    @property
-    def _seed_ids(self) -> np.ndarray | None:
-        return self._edges.ids
 
     def _hash_seeds(self, update: Callable[[Any], None]) -> None:
         self._edges.hash(update)

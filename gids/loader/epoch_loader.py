@@ -72,6 +72,7 @@ class EpochLoader(Closing, ABC):
     """
 
     batch_sampler = None  # Lightning asks loaders with a sampler for it
+    _seed_ids: np.ndarray | None = None  # by position, what users call the seeds, if not by their positions
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class EpochLoader(Closing, ABC):
         self._ranks = self.source.ranks(rank, world_size)
         if seed is None and self.world_size > 1 and self._ranks.group is None:
             raise ValueError(
-                f"rank={rank}, world_size={world_size} without seed=: each rank would draw a seed of its own: "
+                f"rank={rank}, world_size={world_size} without seed=: each rank would draw its own: "
                 "give all ranks the same seed="
             )
         self.sampler = (
@@ -238,11 +239,6 @@ class EpochLoader(Closing, ABC):
     @property
     @abstractmethod
     def _seed_count(self) -> int: ...
-
-    @property
-    def _seed_ids(self) -> np.ndarray | None:
-        """What users call the seeds: numbers by position; None: the positions."""
-        return None
 
     @abstractmethod
     def _sampling(self, epoch: Epoch) -> EpochSampling:
@@ -389,10 +385,10 @@ class EpochLoader(Closing, ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``for`` continue where state_dict() was taken, with the same minibatches.
 
-        Sets ``epoch``, and ``seed`` if the loader was made without one. Options of the source, tables, labels, dtype, threads, device and the dataset's path
-        and rows may differ, and also the number of ranks if batch_size * world_size is the same. Raises
-        ValueError for the state of a loader with other arguments, or of a dataset with other edges or times,
-        and names the difference. A sampler is compared by its repr.
+        Sets ``epoch``, and ``seed`` if the loader drew it. Options of the source, tables, labels, dtype,
+        threads, device and the dataset's path and rows may differ, and also the number of ranks if batch_size
+        * world_size is the same. Raises ValueError for the state of a loader with other arguments, or of a
+        dataset with other edges or times, and names the difference. A sampler is compared by its repr.
         """
         try:
             version, epoch, step = (int(state[key]) for key in ("version", "epoch", "step"))

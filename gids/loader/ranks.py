@@ -277,8 +277,8 @@ class Ranks:
         """Compare a loader's arguments, which must be plain values, over all ranks. Collective.
 
         shares: what this rank can share with the ranks of its machine that give the same; None: nothing.
-        Yields a group of these ranks, or None without any, and the seed of rank 0. Raises ValueError on every rank if arguments
-        differ, and RankError if a rank makes no loader within the time-out.
+        Yields a group of these ranks, or None without any, and rank 0's seed. Raises ValueError on every rank
+        if arguments differ, and RankError if a rank makes no loader within the time-out.
         """
         if self.group is None or self.world_size == 1:
             yield None, seed
