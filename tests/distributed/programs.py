@@ -404,8 +404,11 @@ def count_epoch(
 
 
 def share_seeds(dataset: Path, seeds: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What each step gives this rank, which loaders of gids.open() find out by themselves."""
+    """What each step gives this rank, which loaders of gids.open() find out by themselves. "drawn": their
+    random seeds."""
     from gids import pyg
+
+    torch.manual_seed(dist.get_rank())
 
     def steps(loader: Any, look: Callable[[Any], Any]) -> list[Any]:
         found = []
@@ -420,8 +423,10 @@ def share_seeds(dataset: Path, seeds: torch.Tensor, options: Mapping[str, Any]) 
             assert sum(len(minibatch.seeds) for minibatch in alone) == len(seeds)
     edges = gids.EdgeLoader(dataset, torch.stack([seeds, seeds]), [3, 4], **options)
     of_pyg = pyg.NeighborLoader(dataset, [4, 3], seeds, **options)
+    nodes = gids.NodeLoader(dataset, seeds, [3, 4], **options)
     return {
-        "nodes": steps(gids.NodeLoader(dataset, seeds, [3, 4], **options), lambda m: m.seeds.tolist()),
+        "drawn": [loader.state_dict()["made_with"]["seed"] for loader in (nodes, edges, of_pyg)],
+        "nodes": steps(nodes, lambda m: m.seeds.tolist()),
         "pairs": steps(edges, lambda m: m.seeds[m.pairs].tolist()),
         "pyg": steps(of_pyg, lambda data: (data.input_id, data.n_id[: data.batch_size])),
     }

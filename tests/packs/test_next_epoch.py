@@ -221,7 +221,7 @@ def test_a_sampler_that_may_change_is_not_sampled_early_if_it_is_set_in_mid_epoc
     for reads in ("random", "pack"):
         with open_source(path, reads, MEMORY) as source, open_loader(source) as loader:
             list(loader), list(loader)
-            epoch = iter(loader)
+            next(epoch := iter(loader))
             weights = weights_of(loader.store)
             loader.sampler = Neighbor([4, 4], weights=weights)
             list(epoch)
