@@ -80,19 +80,22 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         assert found.tolist() == list(range(300))
 
 
-class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
+class Numbered(Model):
     """With the line of docs/pyg.md for checkpoints that are saved at the end of an epoch."""
 
+    def on_train_epoch_start(self) -> None:
+        self.trainer.train_dataloader.epoch = self.current_epoch
+
+
+class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
     def __init__(self, source: gids.Source) -> None:
         super().__init__()
         self.source = source
 
     def train_dataloader(self) -> Any:
-        loader = gids.pyg.NeighborLoader(
+        return gids.pyg.NeighborLoader(
             self.source, [3], torch.arange(120), batch_size=40, shuffle=True, seed=0
         )
-        loader.epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        return loader
 
     def val_dataloader(self) -> Any:
         return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10, seed=0)
@@ -121,7 +124,7 @@ class Saving(pl.Callback):  # type: ignore[misc, name-defined]
 @pytest.mark.parametrize("most", [1.0, 2])
 def test_a_trainer_goes_on_where_a_checkpoint_was_saved(one_path: Path, tmp_path: Path, most: float) -> None:
     def fitted(resumed: Path | None) -> list[list[int]]:
-        model, fit = Model(), trainer(tmp_path, epochs=3)
+        model, fit = Numbered(), trainer(tmp_path, epochs=3)
         fit.limit_train_batches = most
         with gids.open(one_path, memory=64 << 20) as source:
             fit.callbacks.append(Saving(tmp_path if resumed is None else tmp_path / "again"))
@@ -131,6 +134,29 @@ def test_a_trainer_goes_on_where_a_checkpoint_was_saved(one_path: Path, tmp_path
     whole = fitted(None)
     for saved, step in (("step", 1), ("validation", len(whole) // 3), ("end", len(whole) // 3)):
         assert fitted(tmp_path / saved) == whole[step:], saved
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_that_is_made_anew_for_each_epoch_has_another_order(one_path: Path, tmp_path: Path) -> None:
+    """By torch.manual_seed, as a DataLoader of torch."""
+
+    class Anew(Loaders):
+        def train_dataloader(self) -> Any:
+            return gids.pyg.NeighborLoader(self.source, [3], torch.arange(120), batch_size=40, shuffle=True)
+
+    def epochs() -> list[list[int]]:
+        model, fit = Model(), trainer(tmp_path, epochs=3)
+        fit.reload_dataloaders_every_n_epochs = 1
+        torch.manual_seed(0)
+        with gids.open(one_path, memory=64 << 20) as source:
+            fit.fit(model, datamodule=Anew(source))
+        ids = torch.cat([batch.input_id for batch in model.seen["train"]]).view(3, 120)
+        assert torch.equal(ids.sort().values, torch.arange(120).expand(3, 120))
+        return ids.tolist()
+
+    orders = epochs()
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert epochs() == orders
 
 
 @pytest.mark.filterwarnings("ignore")
