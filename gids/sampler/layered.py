@@ -25,6 +25,7 @@ from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
 
 Fanout = int | Mapping[Relation, int]
+Seed = int | None
 Numbers = tuple[int, int, int]
 """Seed, epoch and step."""
 DrawnFor = tuple[_core.NeighborTopology, list[list[Any]], list[list[int]], Numbers, int | None]
@@ -43,7 +44,7 @@ _U64 = (1 << 64) - 1
 _MAX_KAPPA = 1 << 63
 
 
-def chosen_seed(seed: int | None) -> int:
+def chosen_seed(seed: Seed) -> int:
     """The seed; for None a number below 2^63 that torch's default generator draws."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_()) if seed is None else seed
 
@@ -78,13 +79,7 @@ class LayeredSampler(ABC):
         self._lock = OwnLock()  # one minibatch at a time uses the scratch memory
 
     def sample(
-        self,
-        graphs: Graphs | Topology,
-        seeds: AnySeeds,
-        *,
-        seed: int | None = None,
-        epoch: int = 0,
-        step: int = 0,
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: Seed = None, epoch: int = 0, step: int = 0
     ) -> Minibatch:
         """Sample one minibatch, on the device of pinned graphs, else on the CPU.
 
@@ -112,13 +107,7 @@ class LayeredSampler(ABC):
         return self.finish(topology, checked, layers, epoch, step)
 
     def start(
-        self,
-        graphs: Graphs | Topology,
-        seeds: AnySeeds,
-        *,
-        seed: int | None = None,
-        epoch: int = 0,
-        step: int = 0,
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: Seed = None, epoch: int = 0, step: int = 0
     ) -> Callable[[], Minibatch]:
         """Enqueue sample() on a device. The result returns the minibatch, and usually does not wait for it.
 
@@ -147,7 +136,7 @@ class LayeredSampler(ABC):
         graphs: Graphs | Topology,
         seeds_of_steps: Sequence[AnySeeds],
         *,
-        seed: int | None = None,
+        seed: Seed = None,
         epoch: int = 0,
         first_step: int = 0,
     ) -> list[Minibatch]:
