@@ -114,6 +114,7 @@ def compare(
     module, _, name = kind.rpartition(".")
     make = getattr(importlib.import_module(f"gids.{module}" if module else "gids"), name)
     place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    arguments = {"seed": 0} | dict(arguments)
     plain = {key: value for key, value in arguments.items() if key != "cooperative"}
     cooperative = bool(arguments.get("cooperative"))
     if cooperative:

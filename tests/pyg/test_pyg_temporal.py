@@ -118,8 +118,8 @@ def test_minibatches_of_a_device_are_those_of_the_cpu(
         (one_timed, torch.arange(90), one.edge_index[:, :90]),
         (several_timed, authors, (WRITES, torch.randint(AUTHORS, (2, 90), generator=generator))),
     ):
-        nodes = partial(gids.pyg.NeighborLoader, path, [3, -1], seeds, batch_size=30, shuffle=True)
-        links = partial(gids.pyg.LinkNeighborLoader, path, [3, 2], edges, batch_size=40, shuffle=True)
+        nodes = partial(gids.pyg.NeighborLoader, path, [3, -1], seeds, batch_size=30, shuffle=True, seed=0)
+        links = partial(gids.pyg.LinkNeighborLoader, path, [3, 2], edges, batch_size=40, shuffle=True, seed=0)
         for make, options in (
             (nodes, {"weight_attr": "since", "topology_on": "device"}),
             (nodes, {"disjoint": True, "subgraph_type": "bidirectional"}),
