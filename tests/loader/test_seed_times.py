@@ -237,22 +237,22 @@ def test_wrong_times_raise_errors_that_say_what_to_do(one: Path, tmp_path: Path)
     seeds, times = torch.arange(10), torch.arange(10)
     for loader, error, message in (
         (
-            lambda: gids.NodeLoader(one, seeds, [3], time=times[:9], seed=0),
+            lambda: gids.NodeLoader(one, seeds, [3], time=times[:9]),
             ValueError,
             "time has 9 values for 10 '_N' seeds",
         ),
         (
-            lambda: gids.NodeLoader(one, seeds, [3], time=times.int(), seed=0),
+            lambda: gids.NodeLoader(one, seeds, [3], time=times.int()),
             TypeError,
             r"time of '_N' are torch\.int32\[10\]",
         ),
         (
-            lambda: gids.NodeLoader(one, seeds, [3], strategy="last", seed=0),
+            lambda: gids.NodeLoader(one, seeds, [3], strategy="last"),
             ValueError,
             "needs times of the seeds: give time=",
         ),
         (
-            lambda: gids.NodeLoader(one, seeds, Labor([3]), time=times, seed=0),
+            lambda: gids.NodeLoader(one, seeds, Labor([3]), time=times),
             ValueError,
             "time= needs a temporal sampler",
         ),
@@ -270,4 +270,4 @@ def test_wrong_times_raise_errors_that_say_what_to_do(one: Path, tmp_path: Path)
     with DatasetWriter(tmp_path / "plain.gids") as writer:
         writer.write_edges(("_N", "_E", "_N"), edge_list(seeds, seeds, num_src=10, num_dst=10))
     with pytest.raises(ValueError, match=r"needs times of edges or nodes, and plain\.gids has none"):
-        gids.NodeLoader(tmp_path / "plain.gids", seeds, [3], time=times, seed=0)
+        gids.NodeLoader(tmp_path / "plain.gids", seeds, [3], time=times)

@@ -155,4 +155,4 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     stores = [FeatureStore(path) for path in paths]
     with pytest.raises(error, match=message):
-        gids.NodeLoader(stores[0], {"paper": torch.arange(9)}, [3], tables=tables(stores), seed=0)
+        gids.NodeLoader(stores[0], {"paper": torch.arange(9)}, [3], tables=tables(stores))

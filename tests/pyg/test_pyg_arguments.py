@@ -160,4 +160,4 @@ def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path
         edges = edge_list(torch.arange(9), torch.arange(9), num_src=9, num_dst=9)
         writer.write_edges(CITES, edges, times=torch.arange(9))
     with pytest.raises(ValueError, match="time_attr='time': both nodes and edges of both"):
-        gids.pyg.NeighborLoader(tmp_path / "both.gids", [2], time_attr="time", seed=0)
+        gids.pyg.NeighborLoader(tmp_path / "both.gids", [2], time_attr="time")

@@ -114,4 +114,4 @@ def test_wrong_weights_are_refused(data: Data, path: Path, tmp_path: Path) -> No
         ("below", ValueError, "must be 0 or more"),
     ):
         with pytest.raises(error, match=said):
-            gids.pyg.NeighborLoader(tmp_path / "wrong.gids", [1], weight_attr=name, seed=0)
+            gids.pyg.NeighborLoader(tmp_path / "wrong.gids", [1], weight_attr=name)

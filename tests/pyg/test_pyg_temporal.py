@@ -213,7 +213,7 @@ def test_wrong_times_are_refused(one: Data, one_timed: Path, tmp_path: Path) -> 
         ("float", TypeError, r"'float' of .* is torch\.float32; times must be integers"),
     ):
         with pytest.raises(error, match=said):
-            gids.pyg.NeighborLoader(tmp_path / "wrong.gids", [2], None, whole, time_attr=name, seed=0)
+            gids.pyg.NeighborLoader(tmp_path / "wrong.gids", [2], None, whole, time_attr=name)
     with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since", seed=0) as nodes:
         with pytest.raises(ValueError, match="the seeds need times, because time_attr= names times of edges"):
             next(iter(nodes))

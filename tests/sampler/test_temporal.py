@@ -272,7 +272,7 @@ def test_seeds_without_times_have_the_times_of_their_nodes() -> None:
     given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])), seed=0)
     assert_same(own, given)
     with pytest.raises(IndexError, match=r"seed -1 is not a '_N' node: ids run from 0 to 99"):
-        sampler.sample(graph, torch.tensor([3, -1]), seed=0)
+        sampler.sample(graph, torch.tensor([3, -1]))
 
 
 def test_a_graph_is_sorted_by_time_in_memory() -> None:
@@ -284,7 +284,7 @@ def test_a_graph_is_sorted_by_time_in_memory() -> None:
         with pytest.raises(
             ValueError, match=rf"not sorted by the times of {by} \(at position .*sort_by_time"
         ):
-            Neighbor([3], temporal=by).sample(graph, seeds, seed=0)  # type: ignore[arg-type]
+            Neighbor([3], temporal=by).sample(graph, seeds)  # type: ignore[arg-type]
         ordered = sort_by_time(graph, by)  # type: ignore[arg-type]
         assert ordered.edge_ids is not None
         assert np.array_equal(graph.indices[ordered.edge_ids], ordered.indices)
@@ -312,29 +312,13 @@ def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
         (ValueError, "strategy='last' needs times", lambda: make(strategy="last")),
         (ValueError, "must be one of 'uniform', 'last'", lambda: make(temporal="edges", strategy="first")),
         (ValueError, "subgraph='both' must be one of", lambda: make(subgraph="both")),
-        (
-            ValueError,
-            "no relation of the dataset has times of edges",
-            lambda: by_edges.sample(graph, seeds, seed=0),
-        ),
-        (
-            ValueError,
-            "'_N' nodes have no times, so the seeds need",
-            lambda: by_edges.sample(dated, ids, seed=0),
-        ),
-        (
-            ValueError,
-            "has 4 values for 5 '_N'",
-            lambda: by_edges.sample(dated, TimedSeeds(ids, ids[:4]), seed=0),
-        ),
-        (TypeError, r"are torch\.int32", lambda: by_edges.sample(dated, TimedSeeds(ids, ids.int()), seed=0)),
-        (ValueError, "the sampler is not temporal", lambda: trees.sample(dated, seeds, seed=0)),
-        (
-            TypeError,
-            "makes no trees, so it takes no TimedSeeds",
-            lambda: Labor([3]).sample(dated, seeds, seed=0),
-        ),
-        (IndexError, "seed 99 is not a '_N' node", lambda: trees.sample(graph, torch.tensor([99]), seed=0)),
-        (TypeError, r"int32 or int64\[\d+\] \(got float64", lambda: by_edges.sample(floats, seeds, seed=0)),
-        (ValueError, "--reverse-edges", lambda: both_ways.sample(citations()[1:2], {"paper": ids}, seed=0)),
+        (ValueError, "no relation of the dataset has times of edges", lambda: by_edges.sample(graph, seeds)),
+        (ValueError, "'_N' nodes have no times, so the seeds need", lambda: by_edges.sample(dated, ids)),
+        (ValueError, "has 4 values for 5 '_N'", lambda: by_edges.sample(dated, TimedSeeds(ids, ids[:4]))),
+        (TypeError, r"are torch\.int32", lambda: by_edges.sample(dated, TimedSeeds(ids, ids.int()))),
+        (ValueError, "the sampler is not temporal", lambda: trees.sample(dated, seeds)),
+        (TypeError, "makes no trees, so it takes no TimedSeeds", lambda: Labor([3]).sample(dated, seeds)),
+        (IndexError, "seed 99 is not a '_N' node", lambda: trees.sample(graph, torch.tensor([99]))),
+        (TypeError, r"int32 or int64\[\d+\] \(got float64", lambda: by_edges.sample(floats, seeds)),
+        (ValueError, "--reverse-edges", lambda: both_ways.sample(citations()[1:2], {"paper": ids})),
     )

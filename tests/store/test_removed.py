@@ -121,7 +121,7 @@ def test_files_that_are_exchanged_are_refused(path: Path, how: str) -> None:
             else:
                 shutil.copyfile(file, target)
         with pytest.raises(StorageError, match="replaced or changed after the dataset was opened"):
-            check(gids.NodeLoader(source, torch.arange(60), [3], tables=TABLES, batch_size=20, seed=0))
+            check(gids.NodeLoader(source, torch.arange(60), [3], tables=TABLES, batch_size=20))
 
 
 def flip(file: Path, byte: int) -> None:
