@@ -111,7 +111,7 @@ def test_a_loader_returns_the_rows_of_the_source_by_id(tmp_path):
     ids = source.store.ids()
     seeds = ids.find(["NA", "007", 'a,"b"', *TEXTS[50:90]])
     count = 0
-    for minibatch in gids.NodeLoader(source, seeds, gids.sampler.Neighbor([3, 3]), batch_size=8):
+    for minibatch in gids.NodeLoader(source, seeds, gids.sampler.Neighbor([3, 3]), batch_size=8, seed=0):
         rows = minibatch.features["_N.x"]
         count += len(rows)
         for id_, row in zip(ids[minibatch.input_nodes], rows.tolist(), strict=True):
