@@ -147,16 +147,21 @@ def test_arrays_and_tables_of_several_types(tmp_path):
     save_arrays(tmp_path / "s/nodes/paper", feat=FEAT)
     for i, rows in enumerate((slice(9), slice(9, N))):
         write(tmp_path / f"s/nodes/paper/part-{i}.parquet", label=LABEL[rows], val_mask=LABEL[rows] >= 0)
-    write(tmp_path / "s/nodes/author.csv", id=np.arange(N), train_mask=[1] * N)
+    write(tmp_path / "s/nodes/author.csv", id=["b", "a"], train_mask=[1, 0])
+    write(tmp_path / "s/edges/author.writes.paper.csv", src=["a", "b", "a"], dst=[N - 1, 1, 0])
     write_edges(tmp_path / "s/edges/paper.cites.paper.parquet")
     save_arrays(tmp_path / "s/edges/paper.cites.paper", k=np.arange(E))
-    save_arrays(tmp_path / "s/edges/author.writes.paper", edge_index=EDGES[::-1])
+    save_arrays(tmp_path / "s/edges/paper.cited.paper", edge_index=EDGES[::-1])
     assert_dataset(
         convert(tmp_path / "s", tmp_path / "d.gids"),
         tables={"paper.feat": FEAT, "paper.cites.paper.w": WEIGHT, "paper.cites.paper.k": np.arange(E)},
-        edges={("paper", "cites", "paper"): EDGES, ("author", "writes", "paper"): EDGES[::-1]},
+        edges={
+            ("author", "writes", "paper"): ([1, 0, 1], [N - 1, 1, 0]),
+            ("paper", "cites", "paper"): EDGES,
+            ("paper", "cited", "paper"): EDGES[::-1],
+        },
         labels={"paper": LABEL},
-        splits={"paper": {"val": np.arange(N)}, "author": {"train": np.arange(N)}},
+        splits={"paper": {"val": np.arange(N)}, "author": {"train": [0]}},
     )
 
 

@@ -260,7 +260,7 @@ class _Reading:
         if column is not None:
             self._ids[ntype] = None
             if not are_positions(table, column):
-                if self._arrays.nodes or self._arrays.edges:
+                if ntype in self._arrays.nodes or any(ntype in r[::2] for r in self._arrays.edges):
                     raise FormatError(
                         f"column {column!r} of {files[0]} has ids other than 0, 1, 2, …, by which the arrays "
                         "beside it number nodes: put the arrays into the tables, or number the nodes so"
