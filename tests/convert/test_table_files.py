@@ -22,7 +22,10 @@ UUIDS = ["0f8fad5b-d9cb-469f-a165-70867728950e", "1f8fad5bd9cb469fa1657086772895
 
 def write(path, **columns):
     path.parent.mkdir(parents=True, exist_ok=True)
-    (write_csv if ".csv" in path.name else lambda p, **c: pq.write_table(pa.table(c), p))(path, **columns)
+    if path.suffix in (".parquet", ".pq"):
+        pq.write_table(pa.table(columns), path)
+    else:
+        write_csv(path, **columns)
 
 
 def write_edges(*paths):
@@ -72,11 +75,29 @@ def test_names_that_leave_the_order_open_are_refused(tmp_path, names):
         check_order(table_files(tmp_path))
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-def test_twelve_parts_of_nodes_and_of_edges(tmp_path, suffix):
-    for i, rows in enumerate(np.split(np.arange(N), 12)):
-        write(tmp_path / f"s/nodes{suffix}/part.{i}{suffix}", label=rows, test_mask=rows > 3)
-    write_edges(*(tmp_path / f"s/edges/part-{i}{suffix}" for i in range(12)))
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_parts_of_nodes_and_of_edges(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    tables = {
+        "nodes": {"label": np.arange(N), "test_mask": np.arange(N) > 3},
+        "edges": {"w": WEIGHT, "dst": EDGES[1], "src": EDGES[0]},
+    }
+    for table, columns in tables.items():
+        suffix, count = draw.choice([".parquet", ".pq", ".csv", ".tsv.gz"]), draw.integers(11, 20)
+        names = [
+            "part.{}",
+            f"part-{{:04}}-{UUIDS[0]}.c000.snappy",
+            "part_{}/x",
+            f"{{}}/{UUIDS[1]}",
+            "{}",
+            "x{}.y",
+        ]
+        in_folder = draw.random() < 0.5
+        name = draw.choice(names[:3] if in_folder else names)
+        parts = np.array_split(np.arange(len(columns[next(iter(columns))])), count)
+        for i in draw.permutation(count):
+            file = (table if in_folder else table + suffix) + "/" + name.format(i + seed) + suffix
+            write(tmp_path / "s" / file, **{key: values[parts[i]] for key, values in columns.items()})
     assert_dataset(
         convert(tmp_path / "s", tmp_path / "d.gids"),
         tables={"_N._E._N.w": WEIGHT},
