@@ -23,28 +23,28 @@ def test_a_bad_cell_in_a_numbered_column_is_refused(tmp_path, capsys):
         tmp_path / "nodes.csv", x_0=[1, 2], x_1=["3", "hello"], x_2=[5, 6], a_0=["p", "q"], a_1=["r", "s"]
     )
     error = refused(capsys, nodes, tmp_path / "a.gids")
-    assert f"column 'x_1' of table 'x' (x_0, …, x_2): 'hello' is no number ({nodes}, row 3)" in error
-    assert "--skip x_1" in error
+    assert f"column 'x_1' of '_N': 'hello' is no number ({nodes}, row 3)" in error
+    assert "; give numbers, or leave it out with --skip x_1" in error
     store = convert(nodes, tmp_path / "a.gids", "--skip", "x_1")
     assert list(store.tables) == ["_N.x"]
     assert store.table("x").read_rows(range(2)).tolist() == [[1, 5], [2, 6]]
     assert "left out columns of '_N': 'a_0', 'a_1': 'p' is no number (" in capsys.readouterr().err
     store = convert(nodes, tmp_path / "c.gids", "--skip", "x_1", "--skip", "x_2")  # one is left
-    assert store.table("x").read_rows(range(2)).tolist() == [1, 2]
+    assert store.table("x").read_rows(range(2)).tolist() == [[1], [2]]
     assert "--skip y: " in refused(capsys, nodes, tmp_path / "b.gids", "--skip", "x_1", "--skip", "y")
 
 
-def test_labels_and_splits_that_are_text_are_named_at_the_end(tmp_path, capsys):
+def test_labels_and_splits_that_are_text_are_refused(tmp_path, capsys):
     names = {f"t{i:02d}": ["a", "b"] for i in range(30)}
     nodes = write_csv(tmp_path / "nodes.csv", x=[1, 2], **names, label=["c", "d"], split=["train", "test"])
-    convert(nodes, tmp_path / "a.gids", "--quiet")
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3, "one line for all columns of text, then the reminders"
-    assert lines[0].startswith("left out columns of '_N': 't00', ")
-    assert lines[1] == "no 'label' of '_N': give labels as whole numbers, -1 for none"
-    assert lines[2].startswith(
-        "no 'split' of '_N': give columns train_mask, val_mask and test_mask of 1 and 0"
-    )
+    error = refused(capsys, nodes, tmp_path / "a.gids")
+    assert f"column 'label' of '_N': 'c' is no number ({nodes}, row 2); give labels as whole numbers" in error
+    assert error.endswith(", or leave it out with --skip label --skip split")
+    error = refused(capsys, nodes, tmp_path / "a.gids", "--skip", "label")
+    assert "give columns train_mask, val_mask and test_mask of 1 and 0, or of True and False, or" in error
+    convert(nodes, tmp_path / "a.gids", "--quiet", "--skip", "label", "--skip", "split")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("left out columns of '_N': 't00', ")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -54,7 +54,7 @@ def test_a_table_alone_is_of_nodes_with_an_id_column_and_of_edges_with_ends(tmp_
         pa, pq = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.read_csv(table), table := tmp_path / "t.parquet")
     store = convert(table, tmp_path / "a.gids", "--id-column", "item_id")
-    assert sorted(store.tables) == ["_N.dst", "_N.src"]
+    assert store.table("_N.x").columns == ("src", "dst")
     assert store.ids()[0] == "a"
     store = convert(table, tmp_path / "b.gids", "--src-column", "dst", "--dst-column", "src")
     assert not store.tables

@@ -63,13 +63,13 @@ def test_names_in_the_first_line_are_used(tmp_path, header):
     assert_dataset(store, tables=tables, edges={HOMOGENEOUS: EDGES})
 
 
-def test_column_without_a_name_is_left_out_with_a_warning(tmp_path, capsys):
+def test_column_without_a_name_is_left_out_with_a_note(tmp_path, capsys):
     """As pandas writes the index."""
     values = np.stack([np.arange(E), *EDGES[::-1], np.arange(E)], axis=1)
     text(tmp_path / "e.csv", header=",dst,src,skipped\n", values=values)
-    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--quiet", "--skip", "skipped")
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--skip", "skipped")
     assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES})
-    assert capsys.readouterr().err == "left out column 1 of e.csv: it has no name\n"
+    assert "without a name, or of pandas' index: '(unnamed) 1'" in capsys.readouterr().err
 
 
 def test_large_whole_numbers_stay_exact_beside_fractions(tmp_path):
@@ -123,8 +123,8 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
         ("0  1\n", (), "e.csv, line 1: separate columns by one tab, comma, semicolon or blank"),
         ("1,2\n-1,2\n", (), "is -1; it must be"),
         ("1,2\n5,2\n", ("--num-nodes", "5"), "is 5; it must be from 0 to 4"),
-        ("1,99999999999999999999\n", (), "float64 of column '1' cannot hold '99999999999999999999'"),
-        ("1,2,1e400\n", (), "float64 of column '2' cannot hold '1e400'"),
+        ("1,99999999999999999999\n", (), "float64 of column 'dst' cannot hold '99999999999999999999'"),
+        ("1,2,1e400\n", (), "float64 of column 'weight' cannot hold '1e400'"),
         ("id_1,id_2\n1,2\n", (), "have the columns id_1, id_2; exactly one must be named src or source"),
         ("name,x\na,1\n", (), "if these are nodes, call the file nodes.csv, or give --id-column"),
         ("# nothing\n", (), "e.csv has no edges"),
