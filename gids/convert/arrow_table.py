@@ -221,8 +221,9 @@ class ArrowTable:
     def rows(self, columns: Sequence[str], *, is_matrix: bool = False, fill: int | None = None) -> StreamRows:
         """The rows of one column of numbers or lists, or of columns of numbers side by side.
 
-        is_matrix: columns side by side, [rows, columns], in their common type. fill: the value of nulls among
-        whole numbers and bools, which become int64 for -1; None: they are refused.
+        is_matrix: columns side by side, [rows, columns], in their common type. fill: the value of nulls, 0; or
+        -1, which makes whole numbers and bools int64, and leaves nulls among floats NaN; None: nulls among
+        whole numbers and bools are refused.
         """
         dtype = self.dtype(*columns)
         assert dtype is not None, columns
@@ -272,11 +273,12 @@ class ArrowTable:
             flat = values.flatten()
         if self._pa.types.is_dictionary(flat.type):
             flat = flat.dictionary_decode()
-        if flat.null_count and not self._pa.types.is_floating(flat.type):
+        if flat.null_count and (fill == 0 or not self._pa.types.is_floating(flat.type)):
             if fill is None:
                 wrong = np.flatnonzero(flat.is_null()) // math.prod(out.shape[1:])
                 raise refused(wrong, "is null", f"fill nulls, {skip}")
-            flat = (flat.cast(self._pa.int64()) if fill else flat).fill_null(fill)
+            flat = flat.cast(self._pa.int64()) if fill else flat
+            flat = flat.fill_null(self._pa.scalar(fill).cast(flat.type))
         numbers = flat.to_numpy(zero_copy_only=False).reshape(out.shape)
         np.copyto(out.numpy(), numbers, casting="unsafe")
         if numbers.dtype.kind in "iu" and out.dtype.is_floating_point:

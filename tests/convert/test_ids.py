@@ -195,6 +195,40 @@ def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkey
     assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize(
+    ("ids", "end", "other"),
+    [
+        (["0", "24", "25"], "25.0", "25"),
+        (["0", "1", "2"], "02", "2"),  # node numbers in a CSV file
+        (["a", "025", "7"], "25", "025"),
+        (["7", "25", "a"], " 25", "25"),
+        (["a", "25 ", "7"], "25", "25 "),
+        (["7", "doi/B", "a"], "DOI/b", "doi/B"),
+        (["7.0", "b", "a"], "+7", "7.0"),
+        (["7", "0", "a"], "000", "0"),
+        (["a", "b", "7"], "77", None),
+        (["7", "b", "a"], "7a", None),
+    ],
+)
+def test_an_unknown_id_is_named_with_the_id_that_it_resembles(tmp_path, capsys, suffix, ids, end, other):
+    """And --drop-unknown may not drop all edges."""
+    nodes = WRITERS[suffix](tmp_path / f"s/nodes{suffix}", id=ids, age=[1, 2, 3])
+    WRITERS[suffix](tmp_path / f"s/edges{suffix}", src=[ids[0], ids[0]], dst=[ids[0], end])
+    hint = f"'dst' is {end!r}, which no '_N' node has as its id{f', but one has {other!r}' if other else ''}"
+    assert f"{hint}: write ids as in the table of" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
+    store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
+    assert store.num_edges() == 1
+    assert f"dropped 1 of 2 edges '_N._E._N', whose ends no nodes have as their ids, such as {tmp_path}" in (
+        capsys.readouterr().err
+    )
+    WRITERS[suffix](tmp_path / f"s/edges{suffix}", src=[end], dst=[end])
+    error = refused(capsys, tmp_path / "s", tmp_path / "b.gids", "--drop-unknown")
+    assert "--drop-unknown would drop all 1 edges '_N._E._N': " in error
+    assert hint.replace("dst", "src") in error
+    assert nodes.exists()
+
+
 def test_ids_of_one_key_are_different_nodes(tmp_path, capsys, monkeypatch):
     for module in ("gids.convert.node_ids", "gids.store.ids"):
         monkeypatch.setattr(f"{module}.text_keys", lambda data, offsets: np.diff(offsets) % 3)

@@ -63,6 +63,32 @@ def test_names_in_the_first_line_are_used(tmp_path, header):
     assert_dataset(store, tables=tables, edges={HOMOGENEOUS: EDGES})
 
 
+def test_files_of_konect(tmp_path):
+    """Comments begin with %, lines may end with a blank, and the columns have no names."""
+    values = [*EDGES, np.arange(E) % 5, np.arange(E) * 3]
+    for count, tables in ((2, ()), (3, ("weight",)), (4, ("weight", "time"))):
+        text(
+            tmp_path / f"out.{count}",
+            header="% sym positive\n% 700 90\n",
+            delimiter=" ",
+            values=zip(*values[: count - 1], (f"{v} " for v in values[count - 1]), strict=True),
+        )
+        store = convert(tmp_path / f"out.{count}", tmp_path / f"{count}.gids")
+        expected = {f"_N._E._N.{name}": values[2 + i] for i, name in enumerate(tables)}
+        assert_dataset(store, tables=expected, edges={HOMOGENEOUS: EDGES})
+
+
+def test_text_that_has_numbers_is_refused(tmp_path, capsys):
+    values = zip(*EDGES, ["a", *["b"] * (E - 1)], ["?", *range(E - 1)], strict=True)
+    text(tmp_path / "e.csv", header="src,dst,kind,w\n", values=values)
+    error = refused(capsys, tmp_path / "e.csv", tmp_path / "e.gids")
+    assert "column 'w' of '_N._E._N': '?' is no number (" in error
+    assert error.endswith("or leave it out with --skip w")
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--skip", "w")
+    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES})
+    assert "left out columns of '_N._E._N': 'kind': 'a' is no number" in capsys.readouterr().err
+
+
 def test_column_without_a_name_is_left_out_with_a_note(tmp_path, capsys):
     """As pandas writes the index."""
     values = np.stack([np.arange(E), *EDGES[::-1], np.arange(E)], axis=1)

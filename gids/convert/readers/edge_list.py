@@ -118,7 +118,8 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
 
 _LAYOUT = """\
 Text needs pyarrow. Pairs of ids, source first, separated by one tab, comma, semicolon or blank, after lines
-of comments (# or %); gzipped (.gz) too; a third column is table weight of edges. With a line of names:
+of comments (# or %); gzipped (.gz) too; a third column is table weight of edges, a fourth one of KONECT's
+files table time. With a line of names:
 src | source | src_id | u | from, dst | destination | target | dst_id | v | to; the rest are tables of
 edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Number of nodes: --num-nodes, or the largest id
 plus 1. A .npy file of that shape may also be a table: choose --from edges or --from npy. SRC may be a

@@ -534,15 +534,15 @@ Needs pyarrow. A file of edges, if it has columns of sources and destinations, e
 files, nodes.parquet edges.parquet; or a directory with nodes.parquet and edges.parquet, or
 nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of
 nodes: id | node_id | nid, or --id-column (optional; text or whole numbers, by which edges name nodes);
-label | labels | y; train_mask, val_mask, test_mask; any other column of numbers, or of lists of one
-length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source | src_id | u | from,
-dst | destination | target | dst_id | v | to, or --src-column and --dst-column; the rest are tables of
-edges."""
+label | labels | y; train_mask, val_mask, test_mask; lists of one length are a table; pos_0, pos_1, ...
+are one table pos; all other numbers are one table x, but for those to --separate. Columns of edges:
+src | source | src_id | u | from, dst | destination | target | dst_id | v | to, or --src-column and
+--dst-column; each other one is a table of edges."""
 
 _CSV_LAYOUT = """\
 Needs pyarrow. As parquet, in .csv and .tsv files (.gz too) whose first line has the names of the columns. A
 table in a directory may be a CSV file and another one a Parquet file. Ids that are all whole numbers as
-printed (7, not 007) are numbers, other ids are text. An empty field is NaN among numbers."""
+printed (7, not 007) are numbers, other ids are text. An empty field or NA is NaN among numbers."""
 
 PARQUET = Reader(
     "parquet",
