@@ -97,12 +97,8 @@ class ArrowTable:
         if self._last is None or self._last[0] != key:
             self._last = None
             if is_parquet:
-                reader = self._pa.parquet.ParquetFile(
-                    self._pa.OSFile(os.fsencode(path)),
-                    pre_buffer=False,
-                    buffer_size=1 << 20,
-                    page_checksum_verification=True,
-                )
+                options = {"pre_buffer": False, "buffer_size": 1 << 20, "page_checksum_verification": True}
+                reader = self._pa.parquet.ParquetFile(self._pa.OSFile(os.fsencode(path)), **options)
             elif starts_with(path, _ARROW):
                 names = list(self.types)
                 options = self._pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
@@ -169,15 +165,14 @@ class ArrowTable:
         return sum(batch.column(0).null_count for batch in self.batches([column], ID_ROWS))
 
     def numbers_as_text(self, columns: Sequence[str]) -> dict[str, str]:
-        """Columns of text in which a field is a number, or has numbers only -> the first such field."""
-        first: dict[str, str] = {}
+        """Columns of text in which a field is a number, or has numbers only -> such a field."""
+        examples: dict[str, str] = {}
         for batch in self.batches(list(columns), ID_ROWS) if columns else ():
             for column, fields in zip(columns, batch.columns, strict=True):
                 texts = fields.cast(self._pa.large_string())
-                like = self._pa.compute.match_substring_regex(texts, _NUMBERS)
-                for text in texts.filter(like)[:1].to_pylist():
-                    first.setdefault(column, text)
-        return first
+                numbers = texts.filter(self._pa.compute.match_substring_regex(texts, _NUMBERS))
+                examples |= dict(zip([column], numbers[:1].to_pylist(), strict=False))
+        return examples
 
     def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
         """A column of ids in batches, from a chunk on: arrays of large_string, or of int64, with nulls.
@@ -221,9 +216,8 @@ class ArrowTable:
     def rows(self, columns: Sequence[str], *, is_matrix: bool = False, fill: int | None = None) -> StreamRows:
         """The rows of one column of numbers or lists, or of columns of numbers side by side.
 
-        is_matrix: columns side by side, [rows, columns], in their common type. fill: the value of nulls, 0; or
-        -1, which makes whole numbers and bools int64, and leaves nulls among floats NaN; None: nulls among
-        whole numbers and bools are refused.
+        is_matrix: columns side by side, [rows, columns], in their common type. fill: for nulls, 0; or -1,
+        which makes whole numbers and bools int64, and leaves floats; None: nulls among both are refused.
         """
         dtype = self.dtype(*columns)
         assert dtype is not None, columns
@@ -257,35 +251,33 @@ class ArrowTable:
         return next(filter(None, (self._pa.compute.max(lengths).as_py() for lengths in batches)), 0)
 
     def _read_numbers(self, values: Any, column: str, row: int, out: torch.Tensor, fill: int | None) -> None:
-        """Copy a column of a batch to out. row: the first one. Raises FormatError for a value that out cannot
-        hold."""
-
-        def refused(rows: np.ndarray, why: str, cure: str) -> FormatError:
-            return FormatError(f"{self.where(row + int(rows[0]))}: {column!r} {why}: {cure}")
-
-        skip, flat = f"or leave the column out with --skip {column}", values
+        """Copy a column of a batch, from a row on, to out. Raises FormatError for what out cannot hold."""
+        flat = values
         if self.is_list(column):
             lengths = np.where(values.is_null(), -1, values.value_lengths().fill_null(-1))
-            if len(wrong := np.flatnonzero(lengths != out.shape[1])):
-                length = int(lengths[wrong[0]])
-                why = "is null" if length < 0 else f"has {length} numbers"
-                raise refused(wrong, f"{why}, other rows have {out.shape[1]}", f"make them equal, {skip}")
+            self._refuse(lengths != out.shape[1], row, column, f"is no list of {out.shape[1]}, as others are")
             flat = values.flatten()
         if self._pa.types.is_dictionary(flat.type):
             flat = flat.dictionary_decode()
         if flat.null_count and (fill == 0 or not self._pa.types.is_floating(flat.type)):
             if fill is None:
-                wrong = np.flatnonzero(flat.is_null()) // math.prod(out.shape[1:])
-                raise refused(wrong, "is null", f"fill nulls, {skip}")
+                nulls = np.asarray(flat.is_null()).reshape(len(values), -1)
+                self._refuse(nulls.any(axis=1), row, column, "is null")
             flat = flat.cast(self._pa.int64()) if fill else flat
             flat = flat.fill_null(self._pa.scalar(fill).cast(flat.type))
         numbers = flat.to_numpy(zero_copy_only=False).reshape(out.shape)
         np.copyto(out.numpy(), numbers, casting="unsafe")
-        if numbers.dtype.kind in "iu" and out.dtype.is_floating_point:
-            exact = equal_values(torch.from_numpy(numbers.copy()), out)
-            if len(wrong := np.flatnonzero(~exact.numpy())):
-                why = f"is {numbers[wrong[0]]}, which {str(out.dtype).removeprefix('torch.')} cannot hold"
-                raise refused(wrong, why, f"give --separate {column}, {skip}")
+        name = str(out.dtype).removeprefix("torch.")
+        if numbers.dtype.kind in "iu" and numbers.dtype.name != name:
+            exact = equal_values(torch.from_numpy(numbers.copy()), out).numpy()
+            why = f"has digits that {name} lacks (--separate {column} keeps them)"
+            self._refuse(~exact, row, column, why)
+
+    def _refuse(self, wrong: Any, row: int, column: str, why: str) -> None:
+        """Raise FormatError if a row of a batch is wrong. row: the first one."""
+        if wrong.any():
+            cure = f"correct it, or leave the column out with --skip {column}"
+            raise FormatError(f"{self.where(row + int(wrong.argmax()))}: {column!r} {why}; {cure}")
 
 
 def each_within(context: Callable[[], AbstractContextManager[None]], items: Iterator[Any]) -> Iterator[Any]:

@@ -151,19 +151,16 @@ def _text(ids: Any) -> tuple[np.ndarray, np.ndarray]:
 def resembling(table: ArrowTable, column: str, id_: str) -> str | None:
     """An id in a column that is written in another way: 25 for 25.0, 025 or " 25"; None: there is none."""
     pa: Any = importlib.import_module("pyarrow")
-    plain = _plain(pa.array([id_], pa.large_string()))[0]
+
+    def plain(texts: Any) -> Any:  # in lower case, without blanks, and zeros before and after whole numbers
+        texts = pa.compute.utf8_lower(pa.compute.utf8_trim_whitespace(texts))
+        return pa.compute.replace_substring_regex(texts, r"^[+]?(-?)0*([0-9]+)([.]0*)?$", r"\1\2")
+
     for ids in table.ids(column, as_text=table.ids_are_text(column)):
-        if (row := pa.compute.index(_plain(ids.cast(pa.large_string())), plain).as_py()) >= 0:
-            return str(ids[row].as_py())
+        row = pa.compute.index(plain(ids.cast(pa.large_string())), plain(pa.array([id_], "large_string"))[0])
+        if row.as_py() >= 0:
+            return str(ids[row.as_py()].as_py())
     return None
-
-
-def _plain(texts: Any) -> Any:
-    """Texts in lower case, without blanks around them; numbers without zeros before and after them."""
-    compute: Any = importlib.import_module("pyarrow.compute")
-    texts = compute.utf8_lower(compute.utf8_trim_whitespace(texts))
-    texts = compute.replace_substring_regex(texts, r"^[+]?(-?)0*([0-9]+)([.]0*)?$", r"\1\2")
-    return texts
 
 
 def are_positions(table: ArrowTable, column: str) -> bool:

@@ -178,8 +178,8 @@ class DatasetWriter:
             if order is not None:
                 entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
             if scale == "column":
-                columns = self._write_column_scales(folder, rows, entry)
-                entry = replace(entry, scale=ScaleEntry(scale, columns))
+                scales = self._write_column_scales(folder, rows, entry)
+                entry = replace(entry, scale=ScaleEntry(scale, scales))
             item, size_bytes = _table_item(type_, key), entry.geometry.page_count * entry.page_bytes
             done = self._once(item, size_bytes, lambda: self._write_pages(rows, dtype, entry, narrowing))
         self._tables.append(entry.with_crc(done["crc32c"]))

@@ -222,9 +222,9 @@ def test_an_unknown_id_is_named_with_the_id_that_it_resembles(tmp_path, capsys, 
     assert f"dropped 1 of 2 edges '_N._E._N', whose ends no nodes have as their ids, such as {tmp_path}" in (
         capsys.readouterr().err
     )
-    WRITERS[suffix](tmp_path / f"s/edges{suffix}", src=[end], dst=[end])
+    WRITERS[suffix](tmp_path / f"s/edges{suffix}", src=[end, "zz"], dst=[end, "zz"])
     error = refused(capsys, tmp_path / "s", tmp_path / "b.gids", "--drop-unknown")
-    assert "--drop-unknown would drop all 1 edges '_N._E._N': " in error
+    assert "--drop-unknown would drop all 2 edges '_N._E._N': " in error
     assert hint.replace("dst", "src") in error
     assert nodes.exists()
 

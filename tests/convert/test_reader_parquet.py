@@ -169,22 +169,22 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
         (
             nodes(feat=RAGGED),
             edges(),
-            "nodes.parquet, row 300 (the first is 0): 'feat' has 5 numbers, other rows have 6: make them",
+            "nodes.parquet, row 300 (the first is 0): 'feat' is no list of 6, as others are; correct it",
         ),
         (
             nodes(feat=pa.array([None, *map(list, FEAT[1:])], pa.list_(pa.float32()))),
             edges(),
-            "row 0 (the first is 0): 'feat' is null, other rows have 6: make them equal, or leave the column",
+            "row 0 (the first is 0): 'feat' is no list of 6, as others are; correct it, or",
         ),
         (
             nodes(feat=pa.array([[], *map(list, FEAT[1:])], pa.list_(pa.float32()))),
             edges(),
-            "row 0 (the first is 0): 'feat' has 0 numbers, other rows have 6: make them equal",
+            "row 0 (the first is 0): 'feat' is no list of 6, as others are",
         ),
         (
             nodes(year=pa.array([*range(N - 1), None])),
             edges(),
-            f"row {N - 1} (the first is 0): 'year' is null: fill nulls, or leave the column out",
+            f"row {N - 1} (the first is 0): 'year' is null; correct it, or leave the column out",
         ),
         (nodes(id=np.arange(N) + 0.3), edges(), "is of type double: ids must be text or whole numbers"),
         (nodes(), edges(src=EDGES[0] + 1), f"'src' is {N}, which no '_N' node has as its id"),

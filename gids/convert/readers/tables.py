@@ -323,19 +323,17 @@ class _Reading:
                 f"{_listed(list(table.types))}. If it is a table of nodes, choose the ids with --id-column; "
                 "if it is a table of edges, choose its ends with --src-column and --dst-column"
             )
-        for key, columns, is_matrix in groups:
+        for group in groups:
+            key, _, is_matrix = group
             what, name = f"{key!r} of {ntype!r}", key.casefold()
-            if is_matrix:
-                source.add_nodes(ntype, table.row_count, what)
-                rows = table.rows(columns, is_matrix=True)
-                source.tables.append(TableSource(ntype, key, rows, columns=tuple(columns)))
+            fill = -1 if name in LABELS and ntype not in source.labels else 0
+            if is_matrix or not (fill or name in MASKS):
+                source.tables.append(_table(table, ntype, *group))
                 continue
-            fill = -1 if name in LABELS else 0 if name in MASKS else None
-            if fill is not None and (nulls := table.null_count(key)):
+            if nulls := table.null_count(key):
                 means = "no label" if fill else "not in the split"
                 source.notes.append(f"{what} has {nulls} nulls in {table.row_count} rows: {means}")
-            named = key if fill is None else name
-            source.add_node_array(ntype, named, table.rows(columns, fill=fill), what)
+            source.add_node_array(ntype, name, table.rows([key], fill=fill), what)
 
     def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
         """The table of a relation, and its columns of sources and destinations."""
@@ -410,14 +408,12 @@ class _Reading:
         return FileRows(target, (count,), torch.int64)
 
     def _unknown(self, ntype: str, table: ArrowTable, end: str, row: int) -> str:
-        """A sentence about the end of an edge that is no node's id."""
-        id_ = _id_at(table, end, row)
-        where = f"{table.where(row)}: {end!r} is {'empty' if id_ is None else shown(id_)}"
-        sentence = f"{where}, which no {ntype!r} node has as its id"
-        if id_ is not None and ntype in self._id_columns:
-            other = resembling(*self._id_columns[ntype], str(id_))
-            sentence += "" if other is None else f", but one has {shown(other)}"
-        return sentence
+        """A sentence about the end of an edge that is no node's id, and the id that it resembles."""
+        id_, nodes = _id_at(table, end, row), self._id_columns.get(ntype)
+        other = None if id_ is None or nodes is None else resembling(*nodes, str(id_))
+        is_id = "empty" if id_ is None else shown(id_)
+        hint = "" if other is None else f", but one has {shown(other)}"
+        return f"{table.where(row)}: {end!r} is {is_id}, which no {ntype!r} node has as its id{hint}"
 
 
 def _not_numbers(table: ArrowTable, column: str) -> str:
@@ -458,10 +454,16 @@ def add_edge_columns(
     source: Source, relation: Relation, table: ArrowTable, ends: Collection[str], kept: Rows | None = None
 ) -> None:
     """Add the tables of a relation. kept: the numbers of the edges to take; None: all."""
-    for key, columns, is_matrix in _grouped(table, source, ends, relation):
-        rows: Rows = table.rows(columns, is_matrix=is_matrix)
-        rows = rows if kept is None else _selected(rows, kept)
-        source.tables.append(TableSource(relation, key, rows, columns=tuple(columns) if is_matrix else ()))
+    for group in _grouped(table, source, ends, relation):
+        made = _table(table, relation, *group)
+        source.tables.append(made if kept is None else replace(made, rows=_selected(made.rows, kept)))
+
+
+def _table(
+    table: ArrowTable, type_: str | Relation, key: str, columns: list[str], is_matrix: bool
+) -> TableSource:
+    rows = table.rows(columns, is_matrix=is_matrix)
+    return TableSource(type_, key, rows, columns=tuple(columns) if is_matrix else ())
 
 
 def _grouped(
