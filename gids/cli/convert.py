@@ -98,11 +98,13 @@ def add_table_input(option: Option) -> list[argparse.Action]:
     src = "column of sources in tables of edges (default: src, source, src_id, u or from)"
     dst = "column of destinations in tables of edges (default: dst, destination, target, dst_id, v or to)"
     drop = "leave out edges with an id that no node has, and print their number"
+    apart = "store this column of numbers of nodes as a table of its own, not in x; may be repeated"
     return [
         add_repeated(option, "--id-column", ids, "[TYPE=]NAME"),
         add_repeated(option, "--src-column", src, "[RELATION=]NAME"),
         add_repeated(option, "--dst-column", dst, "[RELATION=]NAME"),
         option("--drop-unknown", True, drop),
+        add_repeated(option, "--separate", apart, "COLUMN"),
     ]
 
 
@@ -124,6 +126,7 @@ def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) ->
         src_column=_casts(args.src_column),
         dst_column=_casts(args.dst_column),
         drop_unknown=args.drop_unknown,
+        separate=tuple(args.separate),
         **more,
     )
 

@@ -61,6 +61,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
                 "rows": t.row_count,
                 **({} if store.part is None else {"ids": t.id_count}),
                 "shape": list(t.shape),
+                **({} if t.columns is None else {"columns": list(t.columns)}),
                 "dtype": str(t.stored_dtype).removeprefix("torch."),
                 "scale": t.scale,
                 "row_bytes": t.row_bytes,
@@ -133,6 +134,7 @@ def _lines(contents: dict[str, Any]) -> list[str]:
         dtype = f"{t['dtype']} with a scale per {t['scale']}," if t["scale"] else t["dtype"]
         lines.append(f"  {t['name']}  {dtype} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}{unused}")
         lines.append(f"    {t['page_size']}")
+        lines += [f"    columns: {', '.join(t['columns'])}"] if "columns" in t else []
         for path, size in zip(t["shards"], t["shard_bytes"], strict=True):
             share = f"  {format_bytes(size)}, {size / max(1, t['bytes']):.1%}" * (len(t["shards"]) > 1)
             lines.append(f"    {path}{share}")

@@ -23,11 +23,13 @@ import torch
 from gids.convert.source_files import import_library, reading, shown, starts_with
 from gids.convert.stream_rows import StreamRows
 from gids.errors import FormatError
-from gids.store.dtypes import torch_dtype_of
+from gids.store.dtypes import equal_values, torch_dtype_of
 
 _BATCH_BYTES = 2 << 20
 ID_ROWS = 1 << 16  # of a batch of ids
 _WIDTH_ROWS = 1000  # rows to read at a time when looking for the first list
+_NUMBERS = r"^[\[(\s]*[-+]?[.]?[0-9][-+0-9.eETZ,;:|/\s]*[\])\s]*$"
+"""A field of text that is a number, a date, or a vector of numbers."""
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
 
@@ -95,9 +97,8 @@ class ArrowTable:
         if self._last is None or self._last[0] != key:
             self._last = None
             if is_parquet:
-                reader = self._pa.parquet.ParquetFile(
-                    self._pa.OSFile(os.fsencode(path)), pre_buffer=False, buffer_size=1 << 20
-                )
+                options = {"pre_buffer": False, "buffer_size": 1 << 20, "page_checksum_verification": True}
+                reader = self._pa.parquet.ParquetFile(self._pa.OSFile(os.fsencode(path)), **options)
             elif starts_with(path, _ARROW):
                 names = list(self.types)
                 options = self._pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
@@ -123,35 +124,55 @@ class ArrowTable:
                     pieces = (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
             yield from each_within(partial(self._decoding, path), pieces)
 
-    def dtype(self, column: str) -> torch.dtype | None:
-        """The type of a column's numbers, or None if it has no numbers (text, dates, lists of lists)."""
-        kind = self.types[column]
-        if self.is_list(kind):
-            kind = kind.value_type
-        types = self._pa.types
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+    def dtype(self, *columns: str) -> torch.dtype | None:
+        """The type of the numbers of columns: NumPy's common type; None if one has no numbers (text, dates,
+        lists of lists)."""
+        types, kinds = self._pa.types, [*map(self._value_type, columns)]
+        if not all(types.is_integer(k) or types.is_floating(k) or types.is_boolean(k) for k in kinds):
             return None
-        return torch_dtype_of(np.dtype(kind.to_pandas_dtype()))
+        return torch_dtype_of(np.result_type(*(k.to_pandas_dtype() for k in kinds)))
 
-    def is_list(self, kind: Any) -> bool:
-        """Whether a column of this type has a list in each row."""
-        types = self._pa.types
+    def is_list(self, column: str) -> bool:
+        """Whether a column has a list in each row."""
+        types, kind = self._pa.types, self.types[column]
         return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+    def is_text(self, column: str) -> bool:
+        """Whether a column has text, or lists of text."""
+        types, kind = self._pa.types, self._value_type(column)
+        is_view = getattr(types, "is_string_view", lambda _: False)  # since pyarrow 16
+        return bool(types.is_string(kind) or types.is_large_string(kind) or is_view(kind))
+
+    def _value_type(self, column: str) -> Any:
+        """The type of a column's values, also of those in lists and dictionaries."""
+        kind = self.types[column]
+        kind = kind.value_type if self.is_list(column) else kind
+        return kind.value_type if self._pa.types.is_dictionary(kind) else kind
 
     def ids_are_text(self, column: str) -> bool:
         """Whether the ids in a column are text, not whole numbers. Raises FormatError if they are neither."""
-        types, kind = self._pa.types, self.types[column]
-        if types.is_dictionary(kind):
-            kind = kind.value_type
-        is_view = getattr(types, "is_string_view", lambda _: False)  # since pyarrow 16
-        if types.is_string(kind) or types.is_large_string(kind) or is_view(kind):
-            return True
-        if not types.is_integer(kind):
+        is_text = self.is_text(column)
+        if self.is_list(column) or not (is_text or self._pa.types.is_integer(self._value_type(column))):
             raise FormatError(
                 f"column {column!r} of {self._files[0]} is of type {self.types[column]}: ids must be text or "
-                "whole numbers; choose another column with --id-column"
+                "whole numbers; cast it (pandas makes floats where one is missing), or choose another "
+                "column with --id-column"
             )
-        return False
+        return is_text
+
+    def null_count(self, column: str) -> int:
+        """Number of rows without a value. Reads the column."""
+        return sum(batch.column(0).null_count for batch in self.batches([column], ID_ROWS))
+
+    def numbers_as_text(self, columns: Sequence[str]) -> dict[str, str]:
+        """Columns of text in which a field is a number, or has numbers only -> such a field."""
+        examples: dict[str, str] = {}
+        for batch in self.batches(list(columns), ID_ROWS) if columns else ():
+            for column, fields in zip(columns, batch.columns, strict=True):
+                texts = fields.cast(self._pa.large_string())
+                numbers = texts.filter(self._pa.compute.match_substring_regex(texts, _NUMBERS))
+                examples |= dict(zip([column], numbers[:1].to_pylist(), strict=False))
+        return examples
 
     def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
         """A column of ids in batches, from a chunk on: arrays of large_string, or of int64, with nulls.
@@ -192,27 +213,31 @@ class ArrowTable:
         number = bisect_right(self._file_starts, row) - 1
         return f"{self._files[number]}, row {row - self._file_starts[number]} (the first is 0)"
 
-    def rows(self, columns: Sequence[str], *, is_matrix: bool = False) -> StreamRows:
-        """The rows of one column of numbers or lists, or of several columns of numbers side by side.
+    def rows(self, columns: Sequence[str], *, is_matrix: bool = False, fill: int | None = None) -> StreamRows:
+        """The rows of one column of numbers or lists, or of columns of numbers side by side.
 
-        is_matrix: also one column has shape [rows, 1].
+        is_matrix: columns side by side, [rows, columns], in their common type. fill: for nulls, 0; or -1,
+        which makes whole numbers and bools int64, and leaves floats; None: nulls among both are refused.
         """
-        dtype = self.dtype(columns[0])
+        dtype = self.dtype(*columns)
         assert dtype is not None, columns
+        if fill == -1 and not dtype.is_floating_point:
+            dtype = torch.int64
         shape: tuple[int, ...] = (self.row_count,)
-        stacks = is_matrix or len(columns) > 1
-        if stacks:
+        if is_matrix:
             shape += (len(columns),)
-        elif self.is_list(self.types[columns[0]]):
+        elif self.is_list(columns[0]):
             shape += (self._width(columns[0]),)
         step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
         def decode(chunk: int) -> Iterator[torch.Tensor]:
             row = self._starts[chunk]
             for batch in self.batches(list(columns), step, chunk):
-                parts = [self._numbers(batch.column(c), c, row, shape) for c in columns]
-                values = np.stack(parts, axis=1) if stacks else parts[0]
-                yield torch.from_numpy(np.ascontiguousarray(values).copy())
+                values = torch.empty((batch.num_rows, *shape[1:]), dtype=dtype)
+                parts = values.unbind(1) if is_matrix else [values]
+                for column, part in zip(columns, parts, strict=True):
+                    self._read_numbers(batch.column(column), column, row, part, fill)
+                yield values
                 row += batch.num_rows
 
         return self._stream(shape, dtype, decode)
@@ -222,22 +247,37 @@ class ArrowTable:
         kind = self.types[column]
         if self._pa.types.is_fixed_size_list(kind):
             return int(kind.list_size)
-        lists = (batch.column(0).drop_null() for batch in self.batches([column], _WIDTH_ROWS))
-        return next((len(values[0]) for values in lists if len(values)), 0)
+        batches = (batch.column(0).value_lengths() for batch in self.batches([column], _WIDTH_ROWS))
+        return next(filter(None, (self._pa.compute.max(lengths).as_py() for lengths in batches)), 0)
 
-    def _numbers(self, values: Any, column: str, row: int, shape: tuple[int, ...]) -> np.ndarray:
-        where = f"column {column!r} of {self._files[0].name}"
+    def _read_numbers(self, values: Any, column: str, row: int, out: torch.Tensor, fill: int | None) -> None:
+        """Copy a column of a batch, from a row on, to out. Raises FormatError for what out cannot hold."""
         flat = values
-        if self.is_list(values.type):
+        if self.is_list(column):
+            lengths = np.where(values.is_null(), -1, values.value_lengths().fill_null(-1))
+            self._refuse(lengths != out.shape[1], row, column, f"is no list of {out.shape[1]}, as others are")
             flat = values.flatten()
-            if values.null_count or (np.asarray(values.value_lengths()) != shape[1]).any():
-                raise FormatError(
-                    f"{where} has a null or a list of another length than {shape[1]} after row {row}"
-                )
-        if flat.null_count and not self._pa.types.is_floating(flat.type):
-            raise FormatError(f"{where} has nulls after row {row}; fill them (labels with -1)")
-        numbers: np.ndarray = flat.to_numpy(zero_copy_only=False)
-        return numbers.reshape(len(values), *shape[1:]) if flat is not values else numbers
+        if self._pa.types.is_dictionary(flat.type):
+            flat = flat.dictionary_decode()
+        if flat.null_count and (fill == 0 or not self._pa.types.is_floating(flat.type)):
+            if fill is None:
+                nulls = np.asarray(flat.is_null()).reshape(len(values), -1)
+                self._refuse(nulls.any(axis=1), row, column, "is null")
+            flat = flat.cast(self._pa.int64()) if fill else flat
+            flat = flat.fill_null(self._pa.scalar(fill).cast(flat.type))
+        numbers = flat.to_numpy(zero_copy_only=False).reshape(out.shape)
+        np.copyto(out.numpy(), numbers, casting="unsafe")
+        name = str(out.dtype).removeprefix("torch.")
+        if numbers.dtype.kind in "iu" and numbers.dtype.name != name:
+            exact = equal_values(torch.from_numpy(numbers.copy()), out).numpy()
+            why = f"has digits that {name} lacks (--separate {column} keeps them)"
+            self._refuse(~exact, row, column, why)
+
+    def _refuse(self, wrong: Any, row: int, column: str, why: str) -> None:
+        """Raise FormatError if a row of a batch is wrong. row: the first one."""
+        if wrong.any():
+            cure = f"correct it, or leave the column out with --skip {column}"
+            raise FormatError(f"{self.where(row + int(wrong.argmax()))}: {column!r} {why}; {cure}")
 
 
 def each_within(context: Callable[[], AbstractContextManager[None]], items: Iterator[Any]) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from gids.convert.source import Source
+from gids.convert.source import Source, TableSource
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values, scales_of
 from gids.store.feature_store import FeatureStore
@@ -40,7 +40,7 @@ def compare(
         if name not in sources:
             yield True, f"table {name!r} of {store.name} is not in the source"
         else:
-            yield _compare_table(table, sources[name].rows, on_bytes)
+            yield _compare_table(table, sources[name], on_bytes)
     for nodes in store.manifest.nodes:
         stored = {role: nodes.arrays[role] for role in ID_ROLES if role in nodes.arrays}
         expected = source.ids.get(nodes.type, {})
@@ -59,8 +59,10 @@ def _are_equal(expected: Rows, rows: Rows) -> bool:
     )
 
 
-def _compare_table(table: Table, rows: Rows, on_bytes: Callable[[int], None]) -> tuple[bool, str]:
-    shape = (table.row_count, *table.shape)
+def _compare_table(table: Table, source: TableSource, on_bytes: Callable[[int], None]) -> tuple[bool, str]:
+    rows, shape = source.rows, (table.row_count, *table.shape)
+    if table.columns and source.columns and table.columns != source.columns:
+        return True, f"{table.name!r} has the columns {table.columns}, in the source {source.columns}"
     if tuple(rows.shape) != shape:
         return True, f"{table.name!r} has shape {list(shape)}, in the source {list(rows.shape)}"
     try:

@@ -148,6 +148,21 @@ def _text(ids: Any) -> tuple[np.ndarray, np.ndarray]:
     return text[bounds[0] : bounds[-1]], bounds - bounds[0]
 
 
+def resembling(table: ArrowTable, column: str, id_: str) -> str | None:
+    """An id in a column that is written in another way: 25 for 25.0, 025 or " 25"; None: there is none."""
+    pa: Any = importlib.import_module("pyarrow")
+
+    def plain(texts: Any) -> Any:  # in lower case, without blanks, and zeros before and after whole numbers
+        texts = pa.compute.utf8_lower(pa.compute.utf8_trim_whitespace(texts))
+        return pa.compute.replace_substring_regex(texts, r"^[+]?(-?)0*([0-9]+)([.]0*)?$", r"\1\2")
+
+    for ids in table.ids(column, as_text=table.ids_are_text(column)):
+        row = pa.compute.index(plain(ids.cast(pa.large_string())), plain(pa.array([id_], "large_string"))[0])
+        if row.as_py() >= 0:
+            return str(ids[row.as_py()].as_py())
+    return None
+
+
 def are_positions(table: ArrowTable, column: str) -> bool:
     """Whether a column of whole numbers is 0, 1, 2, …: then ids are node numbers."""
     if table.ids_are_text(column):

@@ -307,6 +307,7 @@ class _Conversion:
             scale=plan.scale,
             order=orders.choose(table, plan.order),
             page_bytes=plan.layout.page_bytes,
+            columns=table.columns,
         )
         if rounded is None:
             return

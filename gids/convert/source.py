@@ -51,12 +51,14 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class TableSource:
-    """One table. type: the node type, or (src, rel, dst) for features of edges. stored: in a gids dataset."""
+    """One table. type: the node type, or (src, rel, dst) for features of edges. stored: in a gids dataset.
+    columns: the names of the values of a row, if it is made of columns."""
 
     type: str | Relation
     key: str
     rows: Rows
     stored: StoredTable | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -330,7 +332,8 @@ class Choices:
     there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
     allow_dirs: directories outside a gids dataset that may contain its shards. others: further files of
     tables, beside the path. id_column, src_column, dst_column: node type or relation ("" for all others) ->
-    column. drop_unknown: leave out edges whose ends no node has as its id.
+    column. drop_unknown: leave out edges whose ends no node has as its id. separate: columns of numbers that
+    are tables of their own.
     """
 
     table: str = "feat"
@@ -345,6 +348,7 @@ class Choices:
     src_column: Mapping[str, str] = field(default_factory=dict)
     dst_column: Mapping[str, str] = field(default_factory=dict)
     drop_unknown: bool = False
+    separate: tuple[str, ...] = ()
 
     def key(self) -> dict[str, Any]:
         """The options that a resumed conversion must have in common with the first run."""

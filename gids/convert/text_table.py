@@ -1,7 +1,7 @@
 """TextTable: the columns of text files, which pyarrow parses to Arrow files in scratch. For the readers.
 
 The first block decides the type of each column. If a later field does not fit, the column gets the next wider
-type (int64, float64, text), and the files are parsed again. Columns of text are left out, other than ids.
+type (int64, float64, text), and the files are parsed again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gids.errors import FormatError
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _BLOCK_BYTES = 4 << 20  # that pyarrow parses at a time: the limit for a row
-_UNNAMED = "(unnamed)"
+UNNAMED = "(unnamed)"
 _MISFIT = re.compile(
     r"In CSV column #(\d+): (Row #\d+: )?CSV conversion error to \w+: invalid value '(.*)'", re.DOTALL
 )
@@ -69,18 +69,25 @@ def table_layout(path: Path) -> TextLayout:
 
     Raises FormatError if there is none, and for two columns of one name.
     """
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
-    with reading(path), open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            fields = next(csv.reader([line], delimiter=delimiter))
-            names = [name.strip() or f"{_UNNAMED} {i}" for i, name in enumerate(fields, 1)]
-            if len(set(names)) < len(names):
-                twice = next(name for i, name in enumerate(names) if name in names[:i])
-                raise FormatError(f"{path} has two columns {shown(twice)}")
-            return TextLayout(names, number, delimiter, skips_empty=len(names) > 1)
-    raise FormatError(f"{path} has no line with the names of its columns")
+    text, comment, line_count = _first_row(path)
+    if not text:
+        raise FormatError(f"{path} has no line with the names of its columns")
+    delimiter = next((d for d in ("\t,;" if ".tsv" in path.suffixes else ",;") if d in text), ",")
+    names, words = _fields(text, delimiter), _fields(comment, delimiter)
+    if len(words) == len(names) > 1 and any(map(_is_number, names)):
+        names = words
+    else:
+        line_count += 1
+    return TextLayout(named(path, names), line_count, delimiter, skips_empty=len(names) > 1)
+
+
+def named(path: Path, names: Sequence[str]) -> list[str]:
+    """The names of columns, of which one without a name gets one. Raises FormatError for two of one name."""
+    names = [name or f"{UNNAMED} {i}" for i, name in enumerate(names, 1)]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise FormatError(f"{path} has two columns {shown(twice)}")
+    return names
 
 
 def list_layout(path: Path, are_names: Callable[[list[str]], bool]) -> tuple[TextLayout, list[str]]:
@@ -89,18 +96,14 @@ def list_layout(path: Path, are_names: Callable[[list[str]], bool]) -> tuple[Tex
     The layout's own names are positions: "0", "1", …. are_names: whether the words of the last comment are
     the names of columns, if there is no other line of names.
     """
-    comment, line_count = "", 0
-    with reading(path), open_text(path) as file:
-        for text in map(str.strip, file):
-            if text and text[0] not in "#%":
-                break
-            comment, line_count = text.lstrip("#% ") or comment, line_count + 1
-        else:
-            return TextLayout([], line_count, ","), []
-    delimiter = next((d for d in ",\t;" if d in text), " ")
-    cells = next(csv.reader([text], delimiter=delimiter, skipinitialspace=delimiter != " "))
-    fields = [cell.strip() for cell in cells]
-    positions = list(map(str, range(len(fields))))
+    text, comment, line_count = _first_row(path)
+    if not text:
+        return TextLayout([], line_count, ","), []
+    delimiter = next((d for d in ",\t;" if d in text.strip()), " ")
+    fields = _fields(text, delimiter)
+    if delimiter in " \t" and len(fields) > 1 and not fields[-1]:  # KONECT ends lines with a blank
+        fields[-1] = UNNAMED
+    positions = [name if name == UNNAMED else str(i) for i, name in enumerate(fields)]
     if any(fields) and not any(map(_is_number, fields)):
         return TextLayout(positions, line_count + 1, delimiter), fields
     if not all(fields):
@@ -108,6 +111,24 @@ def list_layout(path: Path, are_names: Callable[[list[str]], bool]) -> tuple[Tex
     words = re.split(r"[,;\s]+", comment.strip())
     names = words if len(words) == len(fields) and are_names(words) else []
     return TextLayout(positions, line_count, delimiter), names
+
+
+def _first_row(path: Path) -> tuple[str, str, int]:
+    """The first line that is not empty and no comment (# or %), the last comment, and the number of lines
+    before. The line is empty if there is none."""
+    comment, line_count = "", 0
+    with reading(path), open_text(path) as file:
+        for line in file:
+            text = line.strip()
+            if text and text[0] not in "#%":
+                return line.rstrip("\r\n"), comment, line_count
+            comment, line_count = text.lstrip("#% ") or comment, line_count + 1
+    return "", comment, line_count
+
+
+def _fields(text: str, delimiter: str) -> list[str]:
+    cells = next(csv.reader([text], delimiter=delimiter, skipinitialspace=delimiter != " "), [""])
+    return [cell.strip() for cell in cells]
 
 
 def _is_number(text: str) -> bool:
@@ -127,10 +148,10 @@ def read_matrix(path: Path, scratch: Path, floats: str = "float32", column_count
     if not (names := layout.names or list(map(str, range(column_count)))):
         raise FormatError(f"{path} has no rows")
     layout = TextLayout(names, layout.line_count, layout.delimiter)
-    table = TextTable([path], [layout], scratch, group=lambda _: "", floats=floats)
+    table = TextTable([path], [layout], scratch, is_matrix=True, floats=floats)
     if table.text_at:
         raise FormatError(next(iter(table.text_at.values())))
-    return table.rows(names, is_matrix=True)
+    return table.rows([name for name in names if name != UNNAMED], is_matrix=True)
 
 
 def read_pairs(path: Path, scratch: Path) -> StreamRows:
@@ -159,8 +180,8 @@ class TextTable(ArrowTable):
     """The columns of text files of one layout. Raises FormatError, and ImportError without pyarrow.
 
     A column is of whole numbers (int64), numbers (floats; an empty field is NaN), True and False, or text.
-    texts: columns that are kept as text; other text is not. group: columns of one group are all int64 or all
-    floats. text_at: column of text -> why it is not of numbers.
+    texts: columns that are text in any case. is_matrix: all columns are int64, or all floats. text_at: other
+    column of text -> why it is not of numbers.
     """
 
     def __init__(
@@ -170,11 +191,11 @@ class TextTable(ArrowTable):
         scratch: Path,
         *,
         texts: Collection[str] = (),
-        group: Callable[[str], str] = lambda name: name,
+        is_matrix: bool = False,
         floats: str = "float64",
     ) -> None:
         self._pa = import_pyarrow(files[0])
-        self._files, self._layouts, self._texts, self._group = files, layouts, frozenset(texts), group
+        self._files, self._layouts, self._kept, self._is_matrix = files, layouts, frozenset(texts), is_matrix
         self._floats = np.dtype(floats)
         text_at: dict[str, str] = {}
         for file, layout in zip(files, layouts, strict=True):
@@ -186,26 +207,27 @@ class TextTable(ArrowTable):
         while (misfit := self._parse(kinds, parsed)) is not None:
             if kinds[misfit.column] == "int64":
                 self._make_floats(kinds, misfit.column)
-            else:  # text, which is not parsed
+            else:
                 text_at[misfit.column] = misfit.why
-                del kinds[misfit.column]
+                kinds[misfit.column] = "large_string"
         super().__init__(parsed)
         self._files, self.text_at = files, text_at
-        self.types |= dict.fromkeys(text_at, self._pa.string())
-        self.types |= {n: self._pa.null() for n in layouts[0].names if n.startswith(_UNNAMED)}
+        self.types |= {n: self._pa.null() for n in layouts[0].names if n.startswith(UNNAMED)}
 
     def ids_are_text(self, column: str) -> bool:
         """See ArrowTable: of texts, whether one field is no whole number."""
-        return column not in self._whole
+        return column in self._kept and column not in self._whole
 
     def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
-        """One of the columns of texts as ids; see ArrowTable. As numbers, other fields are null."""
+        """See ArrowTable. Fields of texts that are no ids, such as empty ones, are null."""
+        if column not in self._kept:
+            yield from super().ids(column, as_text=as_text, chunk=chunk)
+            return
         for batch in self.batches([column], ID_ROWS, chunk):
-            ids = batch.column(0)
-            if not as_text:
-                no_id = self._pa.scalar(None, self._pa.large_string())
-                ids = self._pa.compute.if_else(self._are_whole(ids), ids, no_id).cast(self._pa.int64())
-            yield ids
+            ids, compute = batch.column(0), self._pa.compute
+            are_ids = compute.not_equal(ids, "") if as_text else self._are_whole(ids)
+            ids = compute.if_else(are_ids, ids, self._pa.scalar(None, ids.type))
+            yield ids if as_text else ids.cast(self._pa.int64())
 
     def where(self, row: int) -> str:
         """The file and the row in it, counted as pyarrow does: the names are a row."""
@@ -227,8 +249,8 @@ class TextTable(ArrowTable):
 
     def _first_kinds(self) -> dict[str, str]:
         """The type of each column by the first block: "int64", floats, "bool", or "large_string" of texts."""
-        texts = dict.fromkeys(self._texts, "large_string")
-        names = [name for name in self._layouts[0].names if not name.startswith(_UNNAMED)]
+        texts = dict.fromkeys(self._kept, "large_string")
+        names = [name for name in self._layouts[0].names if not name.startswith(UNNAMED)]
         blocks = self._blocks(self._files[0], self._layouts[0], texts, names)
         first = next(blocks, None)
         guessed = {} if first is None else {field.name: str(field.type) for field in first.schema}
@@ -236,22 +258,21 @@ class TextTable(ArrowTable):
         if first is None:
             kinds = dict.fromkeys(names, "int64")
         kinds |= texts
-        for name in [n for n, kind in kinds.items() if kind == str(self._floats)]:
-            self._make_floats(kinds, name)
+        if str(self._floats) in kinds.values() and self._is_matrix:
+            self._make_floats(kinds, *kinds)
         return kinds
 
-    def _make_floats(self, kinds: dict[str, str], column: str) -> None:
-        """Give the columns of whole numbers in a column's group the type of floats."""
-        for name in [n for n, kind in kinds.items() if kind == "int64"]:
-            if self._group(name) == self._group(column):
-                kinds[name] = str(self._floats)
+    def _make_floats(self, kinds: dict[str, str], *columns: str) -> None:
+        """Give columns of whole numbers the type of floats; of a matrix, all of them."""
+        for name in kinds if self._is_matrix else columns:
+            kinds[name] = str(self._floats) if kinds[name] == "int64" else kinds[name]
 
     # Parsing
 
     def _parse(self, kinds: dict[str, str], targets: Sequence[Path]) -> _Misfit | None:
         """Parse all files to Arrow files. Returns the first field that its column's type cannot hold."""
         schema = self._pa.schema([(name, self._pa.type_for_alias(kind)) for name, kind in kinds.items()])
-        self._whole = set(self._texts)  # those in which all fields are whole numbers
+        self._whole = set(self._kept)  # those in which all fields are whole numbers
         for file, layout, target in zip(self._files, self._layouts, targets, strict=True):
             suspects = set()
             with (
@@ -273,8 +294,9 @@ class TextTable(ArrowTable):
         among whole numbers."""
         compute, inexact = self._pa.compute, set()
         for name, fields in zip(batch.schema.names, batch.columns, strict=True):
-            if name in self._texts:
-                if name in self._whole and compute.all(self._are_whole(fields)).as_py() is False:
+            if name in self._kept:
+                are_ids = compute.or_(self._are_whole(fields), compute.equal(fields, ""))
+                if name in self._whole and compute.all(are_ids).as_py() is False:
                     self._whole.discard(name)
             elif str(fields.type) == "int64" and fields.null_count:
                 raise _Misfit(name)
@@ -322,8 +344,6 @@ class TextTable(ArrowTable):
                     pa.csv.ConvertOptions(
                         column_types={name: pa.type_for_alias(kind) for name, kind in kinds.items()},
                         include_columns=columns,
-                        null_values=[""],
-                        strings_can_be_null=True,
                         true_values=["True", "true", "TRUE"],
                         false_values=["False", "false", "FALSE"],
                     ),

@@ -132,6 +132,8 @@ class TableEntry:
     scale: ScaleEntry | None = None
     order: ArrayEntry | None = None
     """The position of each row on disk; None if it is the id."""
+    columns: tuple[Annotated[str, _text], ...] | None = None
+    """The names of the values of a row, in a table that was made of the columns of a file."""
 
     @property
     def name(self) -> str:
@@ -159,6 +161,7 @@ def table_entry(
     shards: Sequence[str],
     checksums: str,
     scale: str | None = None,
+    columns: Sequence[str] = (),
 ) -> TableEntry:
     """The entry of a new table of values[shape], whose checksums have no CRC32C yet. Raises FormatError."""
     element = dtype_name(dtype)
@@ -174,6 +177,7 @@ def table_entry(
         shards=tuple(shards),
         checksums=ArrayEntry(checksums, "uint32", (layout.page_count,), 0),
         scale=None if scale is None else ScaleEntry(scale),
+        columns=tuple(columns) or None,
     )
 
 
@@ -440,6 +444,10 @@ def _check_table(table: TableEntry, where: str, rows: Mapping[str | Relation, in
             _expect_array(columns, where, "scales of columns", table.shape, "float32")
     if table.row_count != count:
         raise FormatError(f"{name} has {table.row_count} rows for {count} of {describe_type(table.type)}")
+    if table.columns is not None:
+        if table.shape != (len(table.columns),):
+            raise FormatError(f"{name} has {len(table.columns)} columns for rows of shape {table.shape}")
+        _distinct(list(table.columns), f"{name}: column")
     layout = table.geometry
     with naming(name):
         page_bytes = table_page_bytes(layout.row_bytes, table.page_bytes)
@@ -555,6 +563,12 @@ def _shape(value: object, where: str) -> tuple[int, ...]:
     if len(lengths) > 8:
         raise FormatError(f"{where} has {len(lengths)} dimensions; at most 8")
     return tuple(_integer(n, f"{where}[{i}]", MAX_ROWS) for i, n in enumerate(lengths))
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise FormatError(f"{where} must be text, not {_kind(value)}")
+    return value
 
 
 def _relation_type(value: object, where: str) -> Relation:

@@ -45,7 +45,8 @@ class Table:
 
     Attributes: name (`paper.feat`), dataset (name of the store), kind ("node" or "edge"), type (node type, or
     (src, rel, dst)), key, row_count, id_count (ids that read_rows takes: row_count, except in a part, where
-    it is the number of nodes or edges of the whole dataset), shape (of one row), dtype (of rows in memory),
+    it is the number of nodes or edges of the whole dataset), shape (of one row), columns (the names of the
+    values of a row, or None), dtype (of rows in memory),
     stored_dtype (on disk: int8 if scale is not None, else dtype), scale (None, "row" or "column"), row_bytes
     (on disk), page_bytes, rows_per_page, page_count, shards (files), shard_paths, pages_crc (of the checksums
     of all pages), content_crc (the same, with those of order and scales), numbering (what its ids are; None:
@@ -68,6 +69,7 @@ class Table:
         self.kind: str = entry.kind
         self.type: str | Relation = entry.type
         self.key: str = entry.key
+        self.columns: tuple[str, ...] | None = entry.columns
         self.shape: tuple[int, ...] = entry.shape
         self.stored_dtype: torch.dtype = TABLE_DTYPES[entry.dtype]
         self.scale: str | None = None if entry.scale is None else entry.scale.per

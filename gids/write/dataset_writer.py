@@ -151,6 +151,7 @@ class DatasetWriter:
         scale: str | None = None,
         order: RowOrder | None = None,
         page_bytes: int | None = None,
+        columns: Sequence[str] = (),
     ) -> tuple[Narrowing, Tally] | None:
         """Write one table.
 
@@ -160,7 +161,7 @@ class DatasetWriter:
         int8: one scale per row or column; "column" reads the source twice. order: the position of each row on
         disk, int[row_count], each position once, or a function that returns it. Readers still use ids. An
         order needs the size of the table as scratch space on disk. page_bytes: page size of this table; None:
-        that of the writer.
+        that of the writer. columns: the names of the values of a row of one dimension (default: none).
 
         Returns how values were rounded and the largest error, or None if all values are exact.
         """
@@ -174,13 +175,13 @@ class DatasetWriter:
             if scale is not None:
                 check_scale(scale, "scale")
             narrowing = Narrowing.of(rows.dtype, dtype, scale)
-        entry = self._entry(kind, type_, key, rows.shape, dtype, page_bytes, scale)
+        entry = self._entry(kind, type_, key, rows.shape, dtype, page_bytes, scale, columns)
         with naming(f"table {name!r}"):
             if order is not None:
                 entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
             if scale == "column":
-                columns = self._write_column_scales(folder, rows, entry)
-                entry = replace(entry, scale=ScaleEntry(scale, columns))
+                scales = self._write_column_scales(folder, rows, entry)
+                entry = replace(entry, scale=ScaleEntry(scale, scales))
             item, size_bytes = _table_item(type_, key), entry.geometry.page_count * entry.page_bytes
             done = self._once(item, size_bytes, lambda: self._write_pages(rows, dtype, entry, narrowing))
         self._tables.append(entry.with_crc(done["crc32c"]))
@@ -215,6 +216,7 @@ class DatasetWriter:
         dtype: torch.dtype,
         page_bytes: int | None,
         scale: str | None = None,
+        columns: Sequence[str] = (),
     ) -> TableEntry:
         """The entry of a new table, whose type is declared."""
         name, folder = table_name(type_, key), table_path(type_, key)
@@ -235,6 +237,7 @@ class DatasetWriter:
                 shards=shard_paths(folder, self._workplace.folders, self._shard_count),
                 checksums=f"tables/{folder}/checksum.bin",
                 scale=scale,
+                columns=columns,
             )
 
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:

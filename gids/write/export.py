@@ -138,17 +138,18 @@ def export_by_id(
     holds.
 
     path: NAME.parquet, where several numbers are a list, or NAME.csv, where they are columns key_0, key_1, ….
+    A table made of columns has these in both.
     Floating types of 16 bits become float32. The file appears when it is complete. Needs pyarrow.
 
     Raises FileExistsError unless overwrite, FormatError for edges and for rows of several dimensions.
     """
-    key, row_shape = table.key, table.shape
+    key, row_shape, names = table.key, table.shape, table.columns or ()
     if table.kind != "node":
         raise FormatError(
             f"{table.name!r} is a table of edges, which have no ids of their own: export it to .npy"
         )
-    if len(row_shape) > 1 or key == "id":
-        why = "is called id" if key == "id" else f"has rows of shape {list(row_shape)}"
+    if len(row_shape) > 1 or key == "id" or "id" in names:
+        why = "is called id" if len(row_shape) < 2 else f"has rows of shape {list(row_shape)}"
         raise FormatError(f"{key!r} {why}, so it cannot be a column beside the ids: export it to .npy")
     _check_path(path, overwrite)
     try:
@@ -166,7 +167,9 @@ def export_by_id(
             values = values.float()
         of_ids = pa.array(ids[nodes], pa.string() if ids.is_text else pa.int64())
         columns = {key: pa.array(values.numpy().reshape(-1))}
-        if row_shape and path.suffix == ".parquet":
+        if names:
+            columns = dict(zip(names, map(pa.array, values.numpy().T), strict=True))
+        elif row_shape and path.suffix == ".parquet":
             columns = {key: pa.FixedSizeListArray.from_arrays(columns[key], row_shape[0])}
         elif row_shape and row_shape[0] > 1:
             columns = {f"{key}_{i}": pa.array(column) for i, column in enumerate(values.numpy().T)}

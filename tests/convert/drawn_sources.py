@@ -334,8 +334,11 @@ def parquet(root: Path, draw: Draw) -> Written:
     columns = {"id": pa.array(ids), "y": pa.array(draw.labels)}
     if feat.array.ndim == 2 and feat.array.shape[1] > 1 and draw.seed % 2:
         columns |= {f"{name}_{i}": _column(Values(c, feat.dtype)) for i, c in enumerate(feat.array.T)}
-    else:
+    elif feat.array.ndim > 1:
         columns[name] = _column(feat)
+    else:  # a column of numbers is table x, kept in its type
+        columns["age"], name = _column(feat), "x"
+        feat = Values(feat.array[:, None], feat.dtype)
     pq.write_table(pa.table(columns), root / "s/nodes.parquet", row_group_size=5)
     ends = {
         "dst": draw.edges[1].astype("uint16"),
@@ -343,7 +346,9 @@ def parquet(root: Path, draw: Draw) -> Written:
         "w": _column(draw.weight),
     }
     pq.write_table(pa.table(ends), root / "s/edges.parquet", row_group_size=5)
-    return _homogeneous(root / "s", draw, weight_key="w", feat=feat)
+    written = _homogeneous(root / "s", draw, weight_key="w", feat=feat)
+    written.tables[f"_N.{name}"] = written.tables.pop("_N.feat")
+    return written
 
 
 def ogb(root: Path, draw: Draw) -> Written:

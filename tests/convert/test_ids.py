@@ -195,6 +195,40 @@ def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkey
     assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize(
+    ("ids", "end", "other"),
+    [
+        (["0", "24", "25"], "25.0", "25"),
+        (["0", "1", "2"], "02", "2"),  # node numbers in a CSV file
+        (["a", "025", "7"], "25", "025"),
+        (["7", "25", "a"], " 25", "25"),
+        (["a", "25 ", "7"], "25", "25 "),
+        (["7", "doi/B", "a"], "DOI/b", "doi/B"),
+        (["7.0", "b", "a"], "+7", "7.0"),
+        (["7", "0", "a"], "000", "0"),
+        (["a", "b", "7"], "77", None),
+        (["7", "b", "a"], "7a", None),
+    ],
+)
+def test_an_unknown_id_is_named_with_the_id_that_it_resembles(tmp_path, capsys, suffix, ids, end, other):
+    """And --drop-unknown may not drop all edges."""
+    nodes = WRITERS[suffix](tmp_path / f"s/nodes{suffix}", id=ids, age=[1, 2, 3])
+    WRITERS[suffix](tmp_path / f"s/edges{suffix}", src=[ids[0], ids[0]], dst=[ids[0], end])
+    hint = f"'dst' is {end!r}, which no '_N' node has as its id{f', but one has {other!r}' if other else ''}"
+    assert f"{hint}: write ids as in the table of" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
+    store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
+    assert store.num_edges() == 1
+    assert f"dropped 1 of 2 edges '_N._E._N', whose ends no nodes have as their ids, such as {tmp_path}" in (
+        capsys.readouterr().err
+    )
+    WRITERS[suffix](tmp_path / f"s/edges{suffix}", src=[end, "zz"], dst=[end, "zz"])
+    error = refused(capsys, tmp_path / "s", tmp_path / "b.gids", "--drop-unknown")
+    assert "--drop-unknown would drop all 2 edges '_N._E._N': " in error
+    assert hint.replace("dst", "src") in error
+    assert nodes.exists()
+
+
 def test_ids_of_one_key_are_different_nodes(tmp_path, capsys, monkeypatch):
     for module in ("gids.convert.node_ids", "gids.store.ids"):
         monkeypatch.setattr(f"{module}.text_keys", lambda data, offsets: np.diff(offsets) % 3)
@@ -252,7 +286,8 @@ def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
         assert message in refused(capsys, *command, *arguments)
     store = convert(*command, chosen, "--src-column", "who")
     assert store.ids()[:] == ["a", "b"]
-    assert store.table("_N.id").read_rows([0, 1]).tolist() == [5, 6]
+    assert store.table("_N.x").columns == ("id", "x")
+    assert store.table("_N.x").read_rows([0, 1]).tolist() == [[5, 1.5], [6, 2.5]]
     assert store.graph().indices.tolist() == [0, 1]
     assert np.diff(store.graph().indptr).tolist() == [0, 2]
     columns = ("--src-column", "_N._E._N=who", "--dst-column", "whom")
@@ -310,12 +345,13 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     )
     store = convert(table, tmp_path / "a.gids")
     error = capsys.readouterr().err
-    assert f"left out columns of '_N': 'text', '(unnamed) 1': 'v0' is no number ({table}, row 2)" in error
+    assert "left out columns of '_N' without a name, or of pandas' index: '(unnamed) 1'" in error
+    assert f"left out columns of '_N': 'text': 'v0' is no number ({table}, row 2)" in error
     values = {name: t.read_rows(range(9)) for name, t in store.tables.items()}
-    assert sorted(values) == ["_N.gap", "_N.n", "_N.x"]
-    assert values["_N.n"].dtype == torch.int64
-    assert values["_N.gap"][3].isnan()
-    assert values["_N.gap"][4] == 4
+    assert sorted(values) == ["_N.columns", "_N.x"], "x_0 and x_1 are x"
+    assert store.table("columns").columns == ("n", "gap")
+    assert values["_N.columns"][3].isnan().tolist() == [False, True]
+    assert values["_N.columns"][[4, 8]].tolist() == [[4, 4], [8, 8]]
     assert values["_N.x"].tolist() == [[i, i + 0.5] for i in range(9)]
     assert store.labels["_N"].tolist() == [i % 3 for i in range(9)]
     assert store.split("train").tolist() == [0, 2, 4, 6, 8]
@@ -385,7 +421,7 @@ def read_by_id(path, key):
     columns = [c for c in table.column_names if c != "id"]
     assert columns in ([key], [f"{key}_{i}" for i in range(len(columns))])
     rows = zip(*(table.column(c).to_pylist() for c in columns), strict=True)
-    rows = [row[0] if path.suffix == ".parquet" else list(row) for row in rows]
+    rows = [row[0] if columns == [key] and path.suffix == ".parquet" else list(row) for row in rows]
     return dict(zip(table.column("id").to_pylist(), rows, strict=True))
 
 
@@ -553,7 +589,7 @@ def test_an_empty_line_of_one_column_is_an_empty_field(tmp_path, capsys):
     write_edges(folder, [0], [1])
     (folder / "nodes.csv").write_text("x\n0.5\n\n2.5\n")
     rows = convert(folder, tmp_path / "a.gids").table("x").read_rows(range(3))
-    assert rows[[0, 2]].tolist() == [0.5, 2.5]
+    assert rows[[0, 2]].tolist() == [[0.5], [2.5]]
     assert rows[1].isnan()
     (folder / "nodes.csv").write_text("id\na\n\nb\n")
     write_edges(folder, ["a"], ["b"])

@@ -63,13 +63,39 @@ def test_names_in_the_first_line_are_used(tmp_path, header):
     assert_dataset(store, tables=tables, edges={HOMOGENEOUS: EDGES})
 
 
-def test_column_without_a_name_is_left_out_with_a_warning(tmp_path, capsys):
+def test_files_of_konect(tmp_path):
+    """Comments begin with %, lines may end with a blank, and the columns have no names."""
+    values = [*EDGES, np.arange(E) % 5, np.arange(E) * 3]
+    for count, tables in ((2, ()), (3, ("weight",)), (4, ("weight", "time"))):
+        text(
+            tmp_path / f"out.{count}",
+            header="% sym positive\n% 700 90\n",
+            delimiter=" ",
+            values=zip(*values[: count - 1], (f"{v} " for v in values[count - 1]), strict=True),
+        )
+        store = convert(tmp_path / f"out.{count}", tmp_path / f"{count}.gids")
+        expected = {f"_N._E._N.{name}": values[2 + i] for i, name in enumerate(tables)}
+        assert_dataset(store, tables=expected, edges={HOMOGENEOUS: EDGES})
+
+
+def test_text_that_has_numbers_is_refused(tmp_path, capsys):
+    values = zip(*EDGES, ["a", *["b"] * (E - 1)], ["?", *range(E - 1)], strict=True)
+    text(tmp_path / "e.csv", header="src,dst,kind,w\n", values=values)
+    error = refused(capsys, tmp_path / "e.csv", tmp_path / "e.gids")
+    assert "column 'w' of '_N._E._N': '?' is no number (" in error
+    assert error.endswith("or leave it out with --skip w")
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--skip", "w")
+    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES})
+    assert "left out columns of '_N._E._N': 'kind': 'a' is no number" in capsys.readouterr().err
+
+
+def test_column_without_a_name_is_left_out_with_a_note(tmp_path, capsys):
     """As pandas writes the index."""
     values = np.stack([np.arange(E), *EDGES[::-1], np.arange(E)], axis=1)
     text(tmp_path / "e.csv", header=",dst,src,skipped\n", values=values)
-    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--quiet", "--skip", "skipped")
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--skip", "skipped")
     assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES})
-    assert capsys.readouterr().err == "left out column 1 of e.csv: it has no name\n"
+    assert "without a name, or of pandas' index: '(unnamed) 1'" in capsys.readouterr().err
 
 
 def test_large_whole_numbers_stay_exact_beside_fractions(tmp_path):
@@ -123,8 +149,8 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
         ("0  1\n", (), "e.csv, line 1: separate columns by one tab, comma, semicolon or blank"),
         ("1,2\n-1,2\n", (), "is -1; it must be"),
         ("1,2\n5,2\n", ("--num-nodes", "5"), "is 5; it must be from 0 to 4"),
-        ("1,99999999999999999999\n", (), "float64 of column '1' cannot hold '99999999999999999999'"),
-        ("1,2,1e400\n", (), "float64 of column '2' cannot hold '1e400'"),
+        ("1,99999999999999999999\n", (), "float64 of column 'dst' cannot hold '99999999999999999999'"),
+        ("1,2,1e400\n", (), "float64 of column 'weight' cannot hold '1e400'"),
         ("id_1,id_2\n1,2\n", (), "have the columns id_1, id_2; exactly one must be named src or source"),
         ("name,x\na,1\n", (), "if these are nodes, call the file nodes.csv, or give --id-column"),
         ("# nothing\n", (), "e.csv has no edges"),

@@ -58,7 +58,7 @@ def assert_homogeneous(store):
         store,
         tables={
             "_N.feat": FEAT,
-            "_N.year": np.arange(N, dtype=np.int32),
+            "_N.columns": np.arange(N, dtype=np.int32)[:, None],
             "_N.pos": FEAT[:, :3].astype(np.float64),
             "_N._E._N.w": np.arange(E, dtype=np.float32),
         },
@@ -137,7 +137,9 @@ def test_single_file_of_edges(tmp_path, capsys):
             "parquet is an edge list, because it has columns of sources and dest" in capsys.readouterr().err
         )
     pq.write_table(edges(), tmp_path / "nodes.parquet")
-    assert len(convert(tmp_path / "nodes.parquet", tmp_path / "n.gids").tables) == 3
+    store = convert(tmp_path / "nodes.parquet", tmp_path / "n.gids")
+    assert store.table("x").columns == ("src", "dst", "w")
+    assert np.array_equal(store.table("x").read_rows(range(E))[:, :2].T, EDGES)
     (tmp_path / "r").mkdir()
     pq.write_table(edges(src=EDGES[0] + 0.5), tmp_path / "r/x.parquet")
     assert "must be of whole numbers, but it is of type double, and '_N' nodes have no ids" in refused(
@@ -164,16 +166,25 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
 @pytest.mark.parametrize(
     ("node_table", "edge_table", "message"),
     [
-        (nodes(feat=RAGGED), edges(), "has a null or a list of another length than 6 after row 260"),
+        (
+            nodes(feat=RAGGED),
+            edges(),
+            "nodes.parquet, row 300 (the first is 0): 'feat' is no list of 6, as others are; correct it",
+        ),
         (
             nodes(feat=pa.array([None, *map(list, FEAT[1:])], pa.list_(pa.float32()))),
             edges(),
-            "has a null or a list of another length than 6 after row 0",
+            "row 0 (the first is 0): 'feat' is no list of 6, as others are; correct it, or",
         ),
         (
-            nodes(year=pa.array([None, *range(N - 1)])),
+            nodes(feat=pa.array([[], *map(list, FEAT[1:])], pa.list_(pa.float32()))),
             edges(),
-            "column 'year' of nodes.parquet has nulls",
+            "row 0 (the first is 0): 'feat' is no list of 6, as others are",
+        ),
+        (
+            nodes(year=pa.array([*range(N - 1), None])),
+            edges(),
+            f"row {N - 1} (the first is 0): 'year' is null; correct it, or leave the column out",
         ),
         (nodes(id=np.arange(N) + 0.3), edges(), "is of type double: ids must be text or whole numbers"),
         (nodes(), edges(src=EDGES[0] + 1), f"'src' is {N}, which no '_N' node has as its id"),

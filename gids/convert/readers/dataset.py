@@ -125,6 +125,7 @@ def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
         table.key,
         GeneratedRows((table.row_count, *table.shape), table.dtype, fill),
         StoredTable(table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order),
+        table.columns or (),
     )
 
 

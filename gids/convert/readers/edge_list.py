@@ -5,26 +5,31 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from gids.convert.array_files import is_npy, open_numbers
 from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, have_ends, is_edge_array
 from gids.convert.readers.arrays import ArraysByType, directory_arrays
-from gids.convert.readers.tables import is_node_csv
+from gids.convert.readers.tables import add_edge_columns, is_node_csv
 from gids.convert.source import Choices, Reader, Source, described
+from gids.convert.source_files import starts_with
 from gids.convert.table_files import tables_in
-from gids.convert.text_table import TextTable, list_layout
+from gids.convert.text_table import UNNAMED, TextTable, list_layout, named
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION
 from gids.store.rows import ColumnRows, FileRows, Rows
 from gids.write.edges import EdgeSource, edge_list
 
 _TEXT = (".csv", ".tsv", ".txt", ".el", ".edges")
+_KONECT = ("src", "dst", "weight", "time")
 
 
 def _is_text(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(_TEXT) and path.is_file()
+    """Whether a file is text by its name, or a file out.* of KONECT."""
+    named = path.name.removesuffix(".gz").endswith(_TEXT) and path.is_file()
+    return named or starts_with(path, b"% ")
 
 
 def _edge_file(path: Path) -> Path | None:
@@ -84,7 +89,7 @@ def _array_edges(file: Path, source: Source) -> tuple[list[Rows], Callable[..., 
 def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
     """The sources and the destinations. The other columns become tables of edges."""
     layout, names = list_layout(file, have_ends)
-    count, ends = len(layout.names), (0, 1)
+    count, ends = len(layout.names) - layout.names.count(UNNAMED), (0, 1)
     if not count:
         raise FormatError(f"{file} has no edges")
     if names:
@@ -93,34 +98,27 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
         except FormatError as error:
             cure = "if these are nodes, call the file nodes.csv, or give --id-column"
             raise FormatError(f"{error}; {cure}") from None
-    elif count not in (2, 3):
+    elif count not in (2, 3, 4 if starts_with(file, b"%") else 3):
         raise FormatError(
             f"{file} has {count} columns; edges must have 2, or 3 with weights, or names in the first line"
         )
-    table = TextTable([file], [layout], scratch)
-    for end in map(str, ends):
+    names = named(file, (names or list(_KONECT[:count])) + [""] * (len(layout.names) - count))
+    table = TextTable([file], [replace(layout, names=names)], scratch)
+    for end in (names[end] for end in ends):
         if table.types[end] != "int64":
             why = table.text_at.get(end, f"{file} has ids that are not whole numbers")
             raise FormatError(
                 f"{why}; if the ends of edges are ids, convert them together with a table of nodes that has "
                 f"these ids: gids convert nodes.csv {file.name} DST"
             )
-    for index, column in enumerate(layout.names):
-        name = names[index] if names else "weight"
-        if index in ends or source.skips(name):
-            continue
-        if not name or column in table.text_at:
-            source.leave_out(
-                f"column {index + 1} of {file.name}", table.text_at.get(column, "it has no name")
-            )
-        else:
-            source.add_edge_table(RELATION, name, table.rows([column]))
-    return [table.rows([str(end)]) for end in ends]
+    add_edge_columns(source, RELATION, table, [names[end] for end in ends])
+    return [table.rows([names[end]]) for end in ends]
 
 
 _LAYOUT = """\
 Text needs pyarrow. Pairs of ids, source first, separated by one tab, comma, semicolon or blank, after lines
-of comments (# or %); gzipped (.gz) too; a third column is table weight of edges. With a line of names:
+of comments (# or %); gzipped (.gz) too; a third column is table weight of edges, a fourth one of KONECT's
+files table time. With a line of names:
 src | source | src_id | u | from, dst | destination | target | dst_id | v | to; the rest are tables of
 edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Number of nodes: --num-nodes, or the largest id
 plus 1. A .npy file of that shape may also be a table: choose --from edges or --from npy. SRC may be a

@@ -7,6 +7,7 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
 from gids.convert.edges import count_by_edges, end_columns, is_end
-from gids.convert.node_ids import NodesById, are_positions
+from gids.convert.node_ids import NodesById, are_positions, resembling
 from gids.convert.readers.arrays import ArraysByType, directory_arrays
 from gids.convert.source import (
     LABELS,
@@ -26,20 +27,23 @@ from gids.convert.source import (
     Choices,
     Reader,
     Source,
+    TableSource,
     dotted_relation,
     once_each,
 )
 from gids.convert.source_files import shown
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.table_files import Tables, check_order, file_stem, table_files, tables_in
-from gids.convert.text_table import TextTable, is_csv, table_layout
+from gids.convert.text_table import UNNAMED, TextTable, is_csv, table_layout
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, describe_type
 from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
 from gids.write.edges import edge_list
 
-_NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
+_NUMBERED = re.compile(r"(.+)_\d+")  # pos_0, pos_1, …: columns of one table
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|" + re.escape(UNNAMED) + r" \d+")  # of pandas
+_APART = (*LABELS, *MASKS, "split", "time")  # columns of nodes with a meaning, in any case
 _IDS = ("id", "node_id", "nid")
 _BLOCK_ROWS = 1 << 20
 _MOST_NAMES = 8  # of columns in a warning
@@ -126,12 +130,6 @@ def _names(files: Sequence[Path]) -> list[str]:
     return list(ArrowTable(files[:1]).types)
 
 
-def _series(column: str) -> str:
-    """The table of a column: x of x_0, x_1, …."""
-    numbered = _NUMBERED.fullmatch(column)
-    return numbered[1] if numbered else column
-
-
 def _open(files: Sequence[Path], texts: Collection[str], scratch: Path) -> ArrowTable:
     """The columns of a table. texts: columns of a CSV file that are kept as text."""
     if len({is_csv(file) for file in files}) > 1:
@@ -139,7 +137,7 @@ def _open(files: Sequence[Path], texts: Collection[str], scratch: Path) -> Arrow
             f"{files[0].parent} has CSV and other files: the parts of a table must be of one kind"
         )
     if is_csv(files[0]):
-        return TextTable(files, [table_layout(f) for f in files], scratch, texts=texts, group=_series)
+        return TextTable(files, [table_layout(f) for f in files], scratch, texts=texts)
     return ArrowTable(files)
 
 
@@ -234,6 +232,9 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     for relation, (table, ends) in opened.items():
         reading.add_edges(relation, table, ends)
     arrays.read_edges()
+    columns = {name for files in [*by_type.values(), *by_relation.values()] for name in _names(files)}
+    if unknown := [name for name in choices.separate if name not in columns]:
+        raise FormatError(f"--separate {unknown[0]}: the tables have no column of that name")
     return source
 
 
@@ -243,6 +244,7 @@ class _Reading:
     def __init__(self, source: Source, choices: Choices, scratch: Path, arrays: ArraysByType) -> None:
         self._source, self._choices, self._scratch, self._arrays = source, choices, scratch, arrays
         self._ids: dict[str, NodesById | None] = {}  # None: the ids are 0, 1, 2, …
+        self._id_columns: dict[str, tuple[ArrowTable, str]] = {}
         self._numbered = 0
 
     def _place(self) -> Path:
@@ -258,7 +260,7 @@ class _Reading:
         table = _open(files, texts, self._scratch)
         source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
         if column is not None:
-            self._ids[ntype] = None
+            self._ids[ntype], self._id_columns[ntype] = None, (table, column)
             if not are_positions(table, column):
                 if ntype in self._arrays.nodes or any(ntype in r[::2] for r in self._arrays.edges):
                     raise FormatError(
@@ -267,15 +269,24 @@ class _Reading:
                     )
                 nodes = NodesById(ntype, table, column, scratch=self._place())
                 self._ids[ntype], source.ids[ntype] = nodes, nodes.arrays
-        groups = _grouped(table, source, texts, ntype)
+        groups = _grouped(table, source, texts, ntype, self._choices.separate)
         if column is None and not groups and not self._choices.skip:
             raise FormatError(
                 f"{files[0]} has neither a column of numbers nor one of ids; it has "
                 f"{_listed(list(table.types))}. If it is a table of nodes, choose the ids with --id-column; "
                 "if it is a table of edges, choose its ends with --src-column and --dst-column"
             )
-        for key, columns in groups.items():
-            source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
+        for group in groups:
+            key, _, is_matrix = group
+            what, name = f"{key!r} of {ntype!r}", key.casefold()
+            fill = -1 if name in LABELS and ntype not in source.labels else 0
+            if is_matrix or not (fill or name in MASKS):
+                source.tables.append(_table(table, ntype, *group))
+                continue
+            if nulls := table.null_count(key):
+                means = "no label" if fill else "not in the split"
+                source.notes.append(f"{what} has {nulls} nulls in {table.row_count} rows: {means}")
+            source.add_node_array(ntype, name, table.rows([key], fill=fill), what)
 
     def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
         """The table of a relation, and its columns of sources and destinations."""
@@ -308,9 +319,7 @@ class _Reading:
         kept = self._without_unknown(relation, table, ends, numbers)
         src, dst = numbers if kept is None else (_selected(rows, kept) for rows in numbers)
         source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
-        for key, columns in _grouped(table, source, ends, relation).items():
-            rows: Rows = table.rows(columns)
-            source.add_edge_table(relation, key, rows if kept is None else _selected(rows, kept))
+        add_edge_columns(source, relation, table, ends, kept)
 
     def _without_unknown(
         self, relation: Relation, table: ArrowTable, ends: tuple[str, str], numbers: Sequence[Rows]
@@ -332,23 +341,34 @@ class _Reading:
                 if not example and not kept.all():
                     row = int(kept.argmin())
                     end = next(i for i in named if not known[i][row])
-                    id_ = _shown_id(table, ends[end], start + row)
-                    example = f"{table.where(start + row)}: {ends[end]!r} is {id_}"
+                    example = self._unknown(relation[2 * end], table, ends[end], start + row)
                     if not drops:
                         raise FormatError(
-                            f"{example}, which no {relation[2 * end]!r} node has as its id: add the node, or "
-                            "leave out such edges with --drop-unknown"
+                            f"{example}: write ids as in the table of nodes, add the node, or leave out such "
+                            "edges with --drop-unknown"
                         )
                 if drops:
                     out.write((start + np.flatnonzero(kept)).data)
                     count += int(kept.sum())
         if not example:
             return None
+        if not count:
+            raise FormatError(
+                f"--drop-unknown would drop all {table.row_count} edges {describe_type(relation)}: {example}"
+            )
         self._source.warnings.append(
             f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
             f"ends no nodes have as their ids, such as {example}"
         )
         return FileRows(target, (count,), torch.int64)
+
+    def _unknown(self, ntype: str, table: ArrowTable, end: str, row: int) -> str:
+        """A sentence about the end of an edge that is no node's id, and the id that it resembles."""
+        id_, nodes = _id_at(table, end, row), self._id_columns.get(ntype)
+        other = None if id_ is None or nodes is None else resembling(*nodes, str(id_))
+        is_id = "empty" if id_ is None else shown(id_)
+        hint = "" if other is None else f", but one has {shown(other)}"
+        return f"{table.where(row)}: {end!r} is {is_id}, which no {ntype!r} node has as its id{hint}"
 
 
 def _not_numbers(table: ArrowTable, column: str) -> str:
@@ -358,11 +378,12 @@ def _not_numbers(table: ArrowTable, column: str) -> str:
     return table.text_at[column]
 
 
-def _shown_id(table: ArrowTable, column: str, row: int) -> str:
-    """The id in a row, for messages."""
+def _id_at(table: ArrowTable, column: str, row: int) -> str | int | None:
+    """The id in a row."""
     for ids in table.ids(column, as_text=table.ids_are_text(column)):
         if row < len(ids):
-            return shown(ids[row].as_py()) if ids[row].is_valid else "empty"
+            id_: str | int | None = ids[row].as_py()
+            return id_
         row -= len(ids)
     raise AssertionError("the row is in the table")
 
@@ -384,47 +405,85 @@ def _selected(rows: Rows, kept: Rows) -> Rows:
     return GeneratedRows((kept.shape[0], *rows.shape[1:]), rows.dtype, fill)
 
 
+def add_edge_columns(
+    source: Source, relation: Relation, table: ArrowTable, ends: Collection[str], kept: Rows | None = None
+) -> None:
+    """Add the tables of a relation. kept: the numbers of the edges to take; None: all."""
+    for group in _grouped(table, source, ends, relation):
+        made = _table(table, relation, *group)
+        source.tables.append(made if kept is None else replace(made, rows=_selected(made.rows, kept)))
+
+
+def _table(
+    table: ArrowTable, type_: str | Relation, key: str, columns: list[str], is_matrix: bool
+) -> TableSource:
+    rows = table.rows(columns, is_matrix=is_matrix)
+    return TableSource(type_, key, rows, columns=tuple(columns) if is_matrix else ())
+
+
 def _grouped(
-    table: ArrowTable, source: Source, ids: Collection[str], type_: str | Relation
-) -> dict[str, list[str]]:
-    """key -> columns, without those of ids and those to skip. x_0, x_1, … of one type are one table x, also
-    if some of them are skipped.
+    table: ArrowTable,
+    source: Source,
+    ids: Collection[str],
+    type_: str | Relation,
+    separate: Collection[str] = (),
+) -> list[tuple[str, list[str], bool]]:
+    """(key, columns, whether they are side by side) of each table, without ids and columns to skip.
 
-    Leaves out columns without numbers. Raises FormatError for one among x_0, x_1, ….
+    pos_0, pos_1, … are a table pos. Other numbers of nodes are a table x, in the order of the file, except
+    lists, those that a name gives a meaning, and those to separate; it is called columns if another one is
+    called x or feat. Raises FormatError for columns that cannot be left out.
     """
-    groups: dict[str, list[str]] = {}
-    for column in [name for name in table.types if name not in ids]:
-        groups.setdefault(_series(column), []).append(column)
-    tables, left_out = {}, list[str]()
-    for stem, named in groups.items():
-        columns = [column for column in named if not source.skips(column)]
-        ordered = [f"{stem}_{i}" for i in range(len(named))]
-        is_series = len(named) > 1 and set(named) == set(ordered)
-        usable = [column for column in columns if table.dtype(column) is not None]
-        others = [column for column in columns if column not in usable]
-        if is_series and usable and others:
-            raise FormatError(
-                f"column {others[0]!r} of table {stem!r} ({ordered[0]}, …, {ordered[-1]}): "
-                f"{_not_numbers(table, others[0])}; correct it, or leave the column out with --skip "
-                f"{others[0]}"
-            )
-        kinds = {table.types[c] for c in usable}
-        if is_series and len(kinds) == 1 and not table.is_list(*kinds):
-            tables[stem] = [column for column in ordered if column in columns]
+    names = [name for name in table.types if name not in ids]
+    numbered = {name for name in names if _NUMBERED.fullmatch(name) and not table.is_list(name)}
+    stems = Counter(name.rpartition("_")[0] for name in numbered)
+    ranges = {stem: [f"{stem}_{i}" for i in range(count)] for stem, count in stems.items() if count > 1}
+    series = {
+        name: stem for stem, of_stem in ranges.items() if numbered.issuperset(of_stem) for name in of_stem
+    }
+    names = [name for name in names if not source.skips(name)]
+    if indices := [name for name in names if _INDEX.fullmatch(name)]:
+        left_out = f"columns of {describe_type(type_)} without a name, or of pandas' index"
+        source.notes.append(f"left out {left_out}: {_listed(indices)}")
+        names = [name for name in names if name not in indices]
+    apart = {*separate, *(name for name in names if name.casefold() in _APART)}
+    alone, grouped, others = list[str](), dict[str, list[str]](), list[str]()
+    for name in sorted(names, key=lambda name: int(name.rpartition("_")[2]) if name in series else 0):
+        if table.dtype(name) is None:
+            others.append(name)
+        elif name in series and name not in separate:
+            grouped.setdefault(series[name], []).append(name)
+        elif isinstance(type_, tuple) or table.is_list(name) or name in apart:
+            alone.append(name)
         else:
-            tables |= {column: [column] for column in usable}
-        left_out += others
-    _leave_out(table, source, left_out, type_)
-    return tables
+            grouped.setdefault("", []).append(name)
+    _leave_out(table, source, others, type_, [name for name in others if series.get(name) in grouped])
+    if columns := grouped.pop("", None):
+        is_taken = {"x", "feat"}.intersection(map(str.casefold, [*grouped, *alone]))
+        grouped["columns" if is_taken else "x"] = columns
+    return [(name, [name], False) for name in alone] + [(key, c, True) for key, c in grouped.items()]
 
 
-def _leave_out(table: ArrowTable, source: Source, columns: Sequence[str], type_: str | Relation) -> None:
-    """Warn of columns without numbers."""
-    if columns:
-        why = _not_numbers(table, columns[0])
-        source.leave_out(f"columns of {describe_type(type_)}: {_listed(columns, _MOST_NAMES)}", why)
-    for column in [c for c in columns if c in _CURES]:
-        source.warnings.append(f"no {column!r} of {describe_type(type_)}: {_CURES[column]}")
+def _leave_out(
+    table: ArrowTable, source: Source, columns: Sequence[str], type_: str | Relation, series: Collection[str]
+) -> None:
+    """Warn of columns of text, which are left out. series: columns beside numbers of their series.
+
+    Raises FormatError for these, labels and splits, numbers that are written as text, and other types.
+    """
+    texts, of_type = [column for column in columns if table.is_text(column)], describe_type(type_)
+    numbers = table.numbers_as_text([column for column in texts if not table.is_list(column)])
+    cures = _CURES if isinstance(type_, str) else {}
+    refused = {*series, *numbers, *(c for c in columns if c not in texts or c.casefold() in cures)}
+    if wrong := [column for column in columns if column in refused]:
+        why, cure = _not_numbers(table, wrong[0]), cures.get(wrong[0].casefold(), "give numbers")
+        if wrong[0] in numbers and wrong[0] not in table.text_at:
+            why += f", such as {shown(numbers[wrong[0]])}"
+        skips = " ".join(f"--skip {column}" for column in wrong)
+        raise FormatError(f"column {wrong[0]!r} of {of_type}: {why}; {cure}, or leave it out with {skips}")
+    if texts:
+        names = _listed(texts, _MOST_NAMES)
+        source.warnings.append(f"left out columns of {of_type}: {names}: {_not_numbers(table, texts[0])}")
 
 
 _LAYOUT = """\
@@ -433,15 +492,15 @@ files, nodes.parquet edges.parquet; or a directory with nodes.parquet and edges.
 nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts, in the order of
 the numbers in their names), and arrays beside them as in `directory`. Columns of
 nodes: id | node_id | nid, or --id-column (optional; text or whole numbers, by which edges name nodes);
-label | labels | y; train_mask, val_mask, test_mask; any other column of numbers, or of lists of one
-length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source | src_id | u | from,
-dst | destination | target | dst_id | v | to, or --src-column and --dst-column; the rest are tables of
-edges."""
+label | labels | y; train_mask, val_mask, test_mask; lists of one length are a table; pos_0, pos_1, ...
+are one table pos; all other numbers are one table x, but for those to --separate. Columns of edges:
+src | source | src_id | u | from, dst | destination | target | dst_id | v | to, or --src-column and
+--dst-column; each other one is a table of edges."""
 
 _CSV_LAYOUT = """\
 Needs pyarrow. As parquet, in .csv and .tsv files (.gz too) whose first line has the names of the columns. A
 table in a directory may be a CSV file and another one a Parquet file. Ids that are all whole numbers as
-printed (7, not 007) are numbers, other ids are text. An empty field is NaN among numbers."""
+printed (7, not 007) are numbers, other ids are text. An empty field or NA is NaN among numbers."""
 
 PARQUET = Reader(
     "parquet",
@@ -457,6 +516,7 @@ PARQUET = Reader(
         "--src-column",
         "--dst-column",
         "--drop-unknown",
+        "--separate",
     ),
 )
 CSV = replace(
