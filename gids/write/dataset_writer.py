@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, StorageError, naming
+from gids.store import FeatureStore
 from gids.store.dtypes import TABLE_DTYPES, check_scale, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
+from gids.store.ids import ID_ROLES
 from gids.store.manifest import (
     ArrayEntry,
     Manifest,
@@ -452,6 +454,17 @@ class DatasetWriter:
             )
         pieces = checked_ids(ids, self._counts[ntype], f"{split}_idx", _PIECE_BYTES)
         self._write_node_array(ntype, f"{split}_idx", "int64", ids.shape, pieces)
+
+    def copy_ids(self, store: FeatureStore) -> None:
+        """Write the ids that another dataset stores of the node types declared here.
+
+        Tables have their rows in the order of its nodes. gids.open([store, …]) matches them by these ids.
+        Raises FormatError for another number of nodes.
+        """
+        for nodes in (n for n in store.manifest.nodes if n.type in self._counts):
+            self.add_nodes(nodes.type, nodes.count)
+            for role in (role for role in ID_ROLES if role in nodes.arrays):
+                self.copy_node_array(nodes.type, role, store.locate.rows(nodes.arrays[role]))
 
     def copy_node_array(self, ntype: str, role: str, rows: Values) -> None:
         """Write an array of a dataset as it is: ids or heat. The type is declared."""
