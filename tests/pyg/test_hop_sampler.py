@@ -66,4 +66,4 @@ def test_wrong_counts_are_refused() -> None:
         with pytest.raises(ValueError, match="give a number for each hop"):
             HopSampler(counts)
     with pytest.raises(ValueError, match="give a list for each relation"):
-        HopSampler({("a", "x", "a"): [1]}).sample(graph(("a", "to", "a"), 30, 30, 0), torch.arange(3))
+        HopSampler({("a", "x", "a"): [1]}).sample(graph(("a", "to", "a"), 30, 30, 0), torch.arange(3), seed=0)

@@ -147,7 +147,7 @@ def test_a_device_samples_in_bulk_one_after_the_other(device: Device) -> None:
         for one, other in zip(sampler.sample_bulk(pinned, steps, seed=1), expected, strict=True):
             assert_same(one, other)
         with pytest.raises(IndexError, match=f"step 6: seed {NODES} is not a '_N' node"):
-            sampler.sample_bulk(pinned, [steps[0], torch.tensor([NODES])], first_step=5)
+            sampler.sample_bulk(pinned, [steps[0], torch.tensor([NODES])], first_step=5, seed=0)
 
 
 # --- what is refused ---
@@ -159,13 +159,13 @@ def test_an_error_names_the_first_step_that_fails(threads: int) -> None:
     steps = [torch.arange(5)] * 7
     steps[3], steps[5] = torch.tensor([20]), torch.tensor([-1])
     with pytest.raises(IndexError, match=r"^step 13: seed 20 is not a '_N' node: ids run from 0 to 19$"):
-        sampler.sample_bulk(graph, steps, first_step=10)
+        sampler.sample_bulk(graph, steps, first_step=10, seed=0)
     with pytest.raises(IndexError, match=r"^step 5: seed -1 is not a '_N' node"):
-        sampler.sample_bulk(graph, steps[5:6], first_step=5)
+        sampler.sample_bulk(graph, steps[5:6], first_step=5, seed=0)
     with pytest.raises(TypeError, match=r"^step 1: seeds of '_N' are torch\.int32"):
-        sampler.sample_bulk(graph, [steps[0], steps[0].int()])
+        sampler.sample_bulk(graph, [steps[0], steps[0].int()], seed=0)
     with pytest.raises(KeyError, match="step 2: seeds of type 'b': no relation has it"):
-        sampler.sample_bulk([graph], [{"_N": steps[0]}, {"b": steps[0]}], first_step=1)
+        sampler.sample_bulk([graph], [{"_N": steps[0]}, {"b": steps[0]}], first_step=1, seed=0)
     assert sampler.sample_bulk(graph, [], seed=0) == []
     assert len(sampler.sample_bulk(graph, steps[:3], seed=0)) == 3
 
@@ -183,9 +183,9 @@ def test_an_inconsistent_topology_is_a_format_error(kind: str, threads: int) -> 
     for per_layer in (layers_for(kind), [2], [4]):
         sampler = make(kind, per_layer, threads=threads)
         with pytest.raises(FormatError, match=r"^topology of .* indices\[1\d\d\] is outside 0 to 59"):
-            sampler.sample(bad, steps[2])
+            sampler.sample(bad, steps[2], seed=0)
         with pytest.raises(FormatError, match=r"^step 2: topology of .* indices\[1\d\d\] is outside 0 to 59"):
-            sampler.sample_bulk(bad, steps)
+            sampler.sample_bulk(bad, steps, seed=0)
         for one, other in zip(
             sampler.sample_bulk(bad, steps[:2], seed=0),
             sampler.sample_bulk(sound, steps[:2], seed=0),
@@ -193,7 +193,7 @@ def test_an_inconsistent_topology_is_a_format_error(kind: str, threads: int) -> 
         ):
             assert_same(one, other)
         with pytest.raises(FormatError, match="indptr decreases or exceeds the indices at node 10"):
-            sampler.sample(spoiled(good, indptr={11: 10}), torch.arange(20))
+            sampler.sample(spoiled(good, indptr={11: 10}), torch.arange(20), seed=0)
 
 
 def test_numbers_out_of_range_are_refused() -> None:

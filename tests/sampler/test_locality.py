@@ -84,7 +84,7 @@ def test_a_rank_draws_by_its_own_mask() -> None:
                 assert repr(of_rank) == repr(sampler)  # so that ranks and checkpoints compare all masks
     assert repr(LocalityBias(of_ranks, 4)) != repr(LocalityBias(of_ranks[::-1], 4))
     with pytest.raises(ValueError, match=r"masks for 3 ranks: sample by a loader, or .*\.of_rank"):
-        Neighbor([3], locality=LocalityBias(of_ranks, 4)).sample(graph, seeds)
+        Neighbor([3], locality=LocalityBias(of_ranks, 4)).sample(graph, seeds, seed=0)
 
 
 def test_a_placement_tells_which_rows_are_cheap_for_a_device() -> None:

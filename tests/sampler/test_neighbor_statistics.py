@@ -133,13 +133,17 @@ def test_bad_weights() -> None:
         (TypeError, r"must be float\[num_edges\]", lambda: make(weights=np.arange(7))),
         (TypeError, r"must be float\[num_edges\]", lambda: make(weights=np.ones((7, 1)))),
         (TypeError, r"must be float\[num_edges\]", lambda: make(weights=torch.ones(7, dtype=torch.int64))),
-        (ValueError, r"must have 7 values.*\(got 6\)", lambda: make(weights=np.ones(6)).sample(graph, seeds)),
+        (
+            ValueError,
+            r"must have 7 values.*\(got 6\)",
+            lambda: make(weights=np.ones(6)).sample(graph, seeds, seed=0),
+        ),
         (
             ValueError,
             "give a dictionary by relation",
-            lambda: make(weights=np.ones(6)).sample(citations(), {"paper": seeds}),
+            lambda: make(weights=np.ones(6)).sample(citations(), {"paper": seeds}, seed=0),
         ),
-        (ValueError, "no graph has that", lambda: make(weights=of_relation).sample(graph, seeds)),
+        (ValueError, "no graph has that", lambda: make(weights=of_relation).sample(graph, seeds, seed=0)),
     )
 
 

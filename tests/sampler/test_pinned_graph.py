@@ -105,7 +105,7 @@ def test_ids_that_do_not_fit_int32_are_detected(device: Device) -> None:
             PinnedGraph(graph, device, topology_on=topology_on) as pinned,
             pytest.raises(FormatError, match=r"indices\[33\]"),
         ):
-            Neighbor([2]).sample(pinned, torch.arange(40))
+            Neighbor([2]).sample(pinned, torch.arange(40), seed=0)
 
 
 def test_closing_is_idempotent_and_dropping_closes(device: Device) -> None:
@@ -185,7 +185,7 @@ def test_weights_are_copied_once_beside_the_indices_and_freed(device: Device, to
         expected = kept.sample(GRAPH, seeds, seed=0)
         assert_same(kept.sample(pinned, seeds, seed=0), expected)
     with pytest.raises(ValueError, match="closed: pin the graph again"):
-        kept.sample(pinned, seeds)
+        kept.sample(pinned, seeds, seed=0)
     with PinnedGraph(GRAPH, device) as again:
         assert_same(kept.sample(again, seeds, seed=0), expected)
 
@@ -217,10 +217,10 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
                 r"pinning the weights of '_N\._E\._N' needs weights 28 = 28 bytes of host memory, but 27"
             )
             with pytest.raises(MemoryError, match=message):
-                sampler.sample(pinned, torch.arange(2))
+                sampler.sample(pinned, torch.arange(2), seed=0)
         assert sampler.sample(pinned, torch.arange(2), seed=0).blocks[0].num_edges == 4  # type: ignore[union-attr]
         with pytest.raises(ValueError, match=r"weights of .* must have 7 values.*\(got 6\)"):
-            Neighbor([2], weights=np.ones(6)).sample(pinned, torch.arange(2))
+            Neighbor([2], weights=np.ones(6)).sample(pinned, torch.arange(2), seed=0)
 
 
 def test_a_driver_that_refuses_to_pin_is_reported(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_driver_that_refuses_to_pin_is_reported(device: Device, monkeypatch: p
     with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
         monkeypatch.setattr(device, "map_host", refuse)
         with pytest.raises(RuntimeError, match=r"weights of '_N\._E\._N': .*: free host memory$"):
-            Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(2))
+            Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(2), seed=0)
     with pytest.raises(
         RuntimeError, match=r"indptr of '_N\._E\._N': .*Allocation.*free host memory, or keep"
     ):

@@ -132,7 +132,7 @@ def test_a_source_out_of_range_is_a_format_error(device: Device, sampler: Layere
     with PinnedGraph(bad, device) as pinned:
         for graph in (bad, pinned):
             with pytest.raises(FormatError, match=r"indices\[4.\] is outside 0 to 19") as caught:
-                sampler.sample(graph, torch.arange(20))  # type: ignore[arg-type]
+                sampler.sample(graph, torch.arange(20), seed=0)  # type: ignore[arg-type]
             messages.append(str(caught.value))
     assert messages[0] == messages[1]
 
@@ -349,19 +349,29 @@ def test_faults_and_limits_are_errors(device: Device) -> None:
                 with pytest.raises(
                     IndexError, match=f"seed {wrong} is not a '_N' node: ids run from 0 to 19"
                 ):
-                    sampler.sample(on, TimedSeeds(torch.tensor([3, wrong]), torch.tensor([9, 9])))
+                    sampler.sample(on, TimedSeeds(torch.tensor([3, wrong]), torch.tensor([9, 9])), seed=0)
         for on in (broken, bad):
             with pytest.raises(FormatError, match=r"indices\[41\] is outside 0 to 19"):
                 Neighbor([-1], temporal="nodes").sample(
-                    on, TimedSeeds(torch.arange(20), torch.full((20,), 99))
+                    on,
+                    TimedSeeds(torch.arange(20), torch.full((20,), 99)),
+                    seed=0,
                 )
         ids = torch.arange(3)
         induced, importance = Neighbor([3], subgraph="induced"), Labor([3], importance_sampling=1)
         assert_refused(
-            (ValueError, r"subgraph='induced'\) samples on the CPU", lambda: induced.sample(pinned, ids)),
-            (ValueError, "on the CPU only, .*not pinned", lambda: importance.sample(pinned, ids)),
-            (ValueError, "not sorted by the times", lambda: sampler.sample(mixed, TimedSeeds(ids, ids))),
-            (ValueError, r"call sample\(\)", lambda: sampler.start(graph, ids)),
+            (
+                ValueError,
+                r"subgraph='induced'\) samples on the CPU",
+                lambda: induced.sample(pinned, ids, seed=0),
+            ),
+            (ValueError, "on the CPU only, .*not pinned", lambda: importance.sample(pinned, ids, seed=0)),
+            (
+                ValueError,
+                "not sorted by the times",
+                lambda: sampler.sample(mixed, TimedSeeds(ids, ids), seed=0),
+            ),
+            (ValueError, r"call sample\(\)", lambda: sampler.start(graph, ids, seed=0)),
         )
 
 
