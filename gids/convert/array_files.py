@@ -1,4 +1,5 @@
-"""Opens arrays in .npy, .npz and raw files, and CSR matrices, without reading them. Called by the readers.
+"""Opens arrays in .npy, .npz, .pt, HDF5, safetensors and raw files, and CSR matrices, without reading them.
+Called by the readers.
 
 Compressed members of a .npz file are read as streams. Those in Fortran order are unpacked to scratch first.
 """
@@ -10,21 +11,22 @@ import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from gids.convert.source import described, numbers
-from gids.convert.source_files import open_zip, reading, starts_with
+from gids.convert.source import NAMED, Source, described, numbers
+from gids.convert.source_files import import_library, open_zip, reading, starts_with
 from gids.convert.stream_rows import PackedRows
+from gids.convert.torch_file import SPARSE, as_tensor, load_torch, mapped_rows
 from gids.errors import FormatError
-from gids.store.dtypes import table_dtype, torch_dtype_of
+from gids.store.dtypes import TABLE_DTYPES, table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
-from gids.store.rows import ColumnRows, FileRows, Rows, as_int64, read_range
+from gids.store.rows import ColumnRows, FileRows, Rows, SliceRows, TensorRows, as_int64, as_rows, read_range
 from gids.write.files import check_space
 
 _COPY_BYTES = 8 << 20
@@ -36,13 +38,21 @@ _CSR_PARTS = ("data", "indices", "indptr", "shape")
 class SourceArray:
     """An array in a source.
 
-    rows: None if it cannot be stored; then `why` is the reason, and kind is "text", "objects", "complex" or
-    "other", or "" for what is not an array of rows.
+    rows: None if it cannot be stored; then `why` is the reason, and is_data: whether it may be data of nodes
+    or edges, as single numbers, text and notes are not.
     """
 
     rows: Rows | None
     why: str = ""
-    kind: str = ""
+    is_data: bool = False
+
+    def take(self, name: str, where: object, source: Source) -> Rows | None:
+        """The rows, or None if the source leaves the array out."""
+        if self.rows is not None and (self.rows.shape or name == "num_nodes"):
+            return self.rows
+        skip = name if self.is_data or name in NAMED else ""
+        source.leave_out(f"{name!r} of {where}", self.why or "a single number", skip)
+        return None
 
 
 class NpyHeader(NamedTuple):
@@ -101,12 +111,74 @@ def _in_place(path: Path, header: NpyHeader, start: int) -> SourceArray:
 
 
 def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> SourceArray:
-    kinds = {"O": "objects", "U": "text", "S": "text", "c": "complex"}
-    kind = kinds.get(dtype.kind, "other") if shape else ""
+    is_data = bool(shape) and dtype.kind not in "US"
     if dtype.hasobject:
-        return SourceArray(None, why="Python objects, which need unpickling", kind=kind)
+        return SourceArray(None, "Python objects, which need unpickling", is_data)
     rest = "which tables cannot hold" if dtype.kind in "cf" else "not numbers"
-    return SourceArray(None, why=f"of type {dtype}, {rest}", kind=kind)
+    return SourceArray(None, f"of type {dtype}, {rest}", is_data)
+
+
+def array_of(value: Any, path: Path) -> SourceArray:
+    """A value of a file of torch.save: a tensor, an array of NumPy, a number, or lists of numbers."""
+    value = as_tensor(value)
+    if isinstance(value, np.ndarray):
+        return _unusable(value.dtype, value.shape)
+    if not isinstance(value, torch.Tensor):
+        values = value.values() if isinstance(value, Mapping) else value
+        first = next(iter(values), "") if isinstance(values, Iterable) else values
+        is_lookup = isinstance(value, (Mapping, set)) and isinstance(first, (int, float))
+        return SourceArray(None, f"a {type(value).__name__}", not (is_lookup or isinstance(first, str)))
+    why = f"of type {str(value.dtype).removeprefix('torch.')}, which tables cannot hold"
+    if value.dtype in TABLE_DTYPES.values():
+        if value.layout == torch.strided and not value.is_nested:
+            return SourceArray(mapped_rows(value, path))
+        is_matrix = value.layout in SPARSE and value.dim() == 2 and value.dense_dim() == 0
+        if is_matrix and value.dtype != torch.bfloat16:
+            matrix = value.to_sparse_csr()
+            parts = map(TensorRows, (matrix.values(), matrix.col_indices(), matrix.crow_indices()))
+            return SourceArray(SparseRows(*parts, shape=(matrix.shape[0], matrix.shape[1])))
+        why = f"a {value.dim()}-dimensional tensor of layout {value.layout}; save its to_dense()"
+    return SourceArray(None, why, is_data=True)
+
+
+def open_torch(path: Path) -> dict[str, SourceArray]:
+    """The tensor in a file of torch.save, with the name of the file, or those in a dictionary."""
+    saved = load_torch(path)
+    named = saved if isinstance(saved, Mapping) else {path.stem: saved}
+    return {str(name): array_of(value, path) for name, value in named.items()}
+
+
+def open_hdf5(path: Path) -> dict[str, SourceArray]:
+    """The datasets of an HDF5 file by name (in groups: GROUP/NAME). Needs h5py."""
+    h5py, arrays = import_library(path, "h5py"), {}
+
+    def add(name: str, found: Any) -> None:
+        if isinstance(found, h5py.Dataset):
+            dtype = np.dtype("U1") if h5py.check_string_dtype(found.dtype) else found.dtype
+            if found.shape is None or torch_dtype_of(dtype) is None:
+                arrays[name] = _unusable(dtype, found.shape or ())
+            else:
+                arrays[name] = SourceArray(SliceRows(found) if found.shape else as_rows(found[...]))
+
+    with reading(path):
+        h5py.File(path, "r").visititems(add)
+    return arrays
+
+
+def open_safetensors(path: Path) -> dict[str, SourceArray]:
+    """The tensors of a safetensors file by name. Needs safetensors."""
+    arrays = {}
+    with reading(path):
+        file = import_library(path, "safetensors").safe_open(path, "pt")
+        for name in file.keys():  # noqa: SIM118
+            values = file.get_slice(name)
+            shape = values.get_shape()
+            rows = SliceRows(values, shape) if shape else as_rows(file.get_tensor(name))
+            if rows.dtype in TABLE_DTYPES.values():
+                arrays[name] = SourceArray(rows)
+            else:
+                arrays[name] = SourceArray(None, f"{described(rows)}, which tables cannot hold", is_data=True)
+    return arrays
 
 
 def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
@@ -118,7 +190,7 @@ def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
                 unpacked = scratch / f"{path.stem}-{number}.npy"
                 arrays[member.filename.removesuffix(".npy")] = _open_member(path, archive, member, unpacked)
             else:
-                arrays[member.filename] = SourceArray(None, why="not an array")
+                arrays[member.filename] = SourceArray(None, "not an array")
     return arrays
 
 

@@ -33,6 +33,10 @@ V = TypeVar("V")
 LABELS = ("label", "labels", "y")
 MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
 IDS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
+FEATURES = ("feat", "feats", "feature", "features", "x")
+_EDGES = ("edge_index", "indptr", "indices", "edge_ids", "adj", "adj_t", "edge_attr", "edge_weight")
+NAMED = {*FEATURES, *LABELS, *MASKS, *IDS, *_EDGES, "num_nodes"}
+"""Names of what training needs, whatever it is."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,8 @@ class Source:
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
     node type and relation, edges in the order of their ids. ids: the arrays of ids of nodes, by node type and
     role. notes: sentences about what was found; warnings: sentences that --quiet prints too, such as about
-    what was left out. skip: names of
-    arrays to leave out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no
-    option changes.
+    what was left out. lost: name -> what cannot be converted, see leave_out. skip: names of arrays to leave
+    out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no option changes.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -120,14 +123,22 @@ class Source:
     ids: dict[str, dict[str, Rows]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     skipped: set[str] = field(default_factory=set)
     stored: StoredGraph | None = None
     _counted_by: dict[str, str] = field(default_factory=dict)
 
-    def leave_out(self, what: str, why: str) -> None:
-        """Warn that a part of the source is not in the dataset."""
-        self.warnings.append(f"left out {what}: {why}")
+    def leave_out(self, what: str, why: str, skip: str = "") -> None:
+        """Leave a part of the source out of the dataset, with a warning.
+
+        skip: the part's name for --skip, if it may be data of nodes or edges: open_source then raises an
+        error that lists all such parts.
+        """
+        if skip:
+            self.lost[skip] = f"{what}: {why}"
+        else:
+            self.warnings.append(f"left out {what}: {why}")
 
     def skips(self, name: str) -> bool:
         """Whether the user wants this array left out. Remembers that it was found."""
@@ -193,7 +204,7 @@ class Source:
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:
             unknown = f"the number of {ntype!r} nodes is unknown: add their features, labels or num_nodes.npy"
-            raise FormatError("; ".join([unknown, *self.warnings]))
+            raise FormatError("; ".join([unknown, *self.warnings, *self.lost.values()]))
         return self.nodes[ntype]
 
     def times_of(self, relation: Relation) -> Rows | Literal["nodes"] | None:

@@ -138,7 +138,8 @@ BAD_DIRECTORIES = {
         {"nodes/a/feat": FEAT, "edges/ab/edge_index": EDGES},
         "must be SOURCE.RELATION.DESTINATION",
     ),
-    "int16": ({"feat": FEAT.astype(np.int16)}, "cannot hold int16: cast it (--dtype)"),
+    "dates": ({"feat": FEAT, "day": np.zeros(50, "M8[s]")}, "leave it out with --skip day: 'day' of "),
+    "a mask of text": ({"feat": FEAT, "test_mask": np.array(["a"] * 50)}, "with --skip test_mask: "),
     "a short mask": (
         {"feat": FEAT, "train_mask": np.ones(45, bool)},
         "gives 45 '_N' nodes, but there are 50 (from 'feat' of ",
@@ -188,13 +189,12 @@ def test_one_of_several_splits(tmp_path, capsys):
 @pytest.mark.parametrize("values", [FEAT.astype(object), FEAT + 1j])
 def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys, values):
     np.savez(tmp_path / "x.npz", feat=values, edge_index=EDGES, num_nodes=50)
-    assert "cast it, or give --skip feat" in refused(
-        capsys, tmp_path / "x.npz", tmp_path / "x.gids", "--quiet"
-    )
+    error = refused(capsys, tmp_path / "x.npz", tmp_path / "x.gids", "--quiet")
+    assert "correct it, or leave it out with --skip feat: 'feat' of x.npz: " in error
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--skip", "feat", "--quiet")
     assert (list(store.tables), store.num_edges()) == ([], 300)
     np.savez(tmp_path / "y.npz", emb=FEAT.astype(object), edge_index=EDGES)
-    assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in refused(
+    assert "num_nodes.npy; 'emb' of y.npz: Python objects" in refused(
         capsys, tmp_path / "y.npz", tmp_path / "y.gids", "--quiet"
     )
 

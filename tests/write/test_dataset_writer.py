@@ -140,7 +140,7 @@ def edges_of(node):
         (lambda w: [w.add_nodes("n", 3), put(w, ROWS)], "'n' has 3 nodes in one part of the source and 2000"),
         (lambda w: put(w, torch.zeros(())), "single number"),
         (lambda w: put(w, torch.zeros(3, 0)), "table 'n.k': rows have 0 bytes"),
-        (lambda w: put(w, torch.zeros(3).short()), "table 'n.k': tables cannot hold int16: cast"),
+        (lambda w: put(w, torch.zeros(3).cfloat()), "table 'n.k': tables cannot hold complex64: cast"),
         (lambda w: put(w, ROWS, "n" * 121), "too long"),
         (lambda w: put(w, ROWS, "é" * 40), "would have 242 bytes, at most 200"),
         (lambda w: put(w, ROWS, ""), "must be a non-empty text"),
@@ -162,7 +162,7 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
 def test_what_is_no_array_and_a_closed_writer_are_refused_by_name(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         for values, what in (([1.0], "list"), (torch.eye(3).to_sparse(), "a sparse tensor")):
-            with pytest.raises(TypeError, match=rf"array of NumPy or a dense tensor of torch \(got {what}\)"):
+            with pytest.raises(TypeError, match=rf"array of NumPy, a dense tensor of torch, .* \(got {what}\)"):
                 put(writer, values)
         with pytest.raises(ValueError, match="no split 'valid': choose 'train', 'val', 'test'"):
             writer.write_split("n", "valid", torch.tensor([0]))

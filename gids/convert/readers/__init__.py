@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,8 @@ READERS = (
     edge_list.READER,
     arrays.NPY,
     arrays.NPZ,
+    arrays.HDF5,
+    arrays.SAFETENSORS,
     arrays.DIRECTORY,
     arrays.RAW,
 )
@@ -82,6 +85,12 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
                 f"{option} has no effect: {path} is read as {reader.name}, and the option is for {takers}"
             )
     source = reader.read(path, scratch, choices)
+    if source.lost:
+        skips = " ".join(f"--skip {shlex.quote(name)}" for name in source.lost)
+        raise FormatError(
+            f"{path} has data that cannot be converted; correct it, or leave it out with {skips}: "
+            + "; ".join(source.lost.values())
+        )
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
     if source.stored is None and not source.tables and not source.graphs:

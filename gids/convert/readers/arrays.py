@@ -6,7 +6,9 @@ A source of one type has all names in one folder or file; another has a folder p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,9 +18,12 @@ from gids.convert.array_files import (
     as_sparse_parts,
     is_npy,
     is_scipy_sparse,
+    open_hdf5,
     open_npy,
     open_npz,
     open_raw,
+    open_safetensors,
+    open_torch,
 )
 from gids.convert.edges import add_weights, edge_rows
 from gids.convert.source import (
@@ -41,7 +46,6 @@ from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import Rows
 from gids.write.edges import out_edges
 
-_FEATURES = ("feat", "feats", "feature", "features", "x")
 _NAMES = """\
 label | labels | y                            labels
 train_idx, val_idx | valid_idx, test_idx      splits as node ids; ..._mask: as a mask
@@ -52,6 +56,16 @@ edge_KEY                                      table KEY of edges (homogeneous)
 attr_data, attr_indices, attr_indptr, attr_shape   features as a CSR matrix: table feat
 adj_data, adj_indices, adj_indptr, adj_shape       edges as a CSR matrix, row u lists destinations of u
 any other                                     a table of that name, one row per node (edge)"""
+_OPEN: dict[str, Callable[[Path, Path], Mapping[str, SourceArray]]] = {
+    ".npy": lambda path, _: {path.stem: open_npy(path)},
+    ".npz": open_npz,
+    ".pt": lambda path, _: open_torch(path),
+    ".h5": lambda path, _: open_hdf5(path),
+    ".hdf5": lambda path, _: open_hdf5(path),
+    ".safetensors": lambda path, _: open_safetensors(path),
+}
+_NOTES = (".", "_", "README", "Readme", "readme", "LICENSE", "license")
+_NOTE_SUFFIXES = (".md", ".rst", ".pdf", ".html", ".png", ".py", ".ipynb", ".sh", ".log", ".yaml", ".yml")
 _MEANING = {
     "adj_": "square, so it is the graph: row u lists the destinations of u",
     "attr": "not square, so it is table feat",
@@ -61,12 +75,10 @@ _MEANING = {
 def directory_arrays(
     folder: Path, scratch: Path, leave_out: Container[Path] = ()
 ) -> Iterator[tuple[str, SourceArray]]:
-    """(name, array) of each .npy file and .npz member in a directory, by file name."""
+    """(name, array) of each array in the files of a directory, by file name."""
     for path in sorted(p for p in folder.iterdir() if p not in leave_out):
-        if path.suffix == ".npy":
-            yield path.stem, open_npy(path)
-        elif path.suffix == ".npz":
-            members = open_npz(path, scratch)
+        if path.suffix in _OPEN:
+            members = _OPEN[path.suffix](path, scratch)
             if is_scipy_sparse(members):
                 if path.stem not in ("adj", "attr"):
                     raise FormatError(
@@ -75,10 +87,11 @@ def directory_arrays(
                 members = as_sparse_parts(path, members, path.stem)
             yield from members.items()
         elif path.is_file():
-            why = "not .npy or .npz; an edge list is called edges.csv, .tsv or .txt"
+            is_note = not path.suffix or path.name.startswith(_NOTES) or path.suffix in _NOTE_SUFFIXES
+            why = f"not {', '.join(_OPEN)}; an edge list is called edges.csv, .tsv or .txt"
             if path.suffix == ".parquet":
                 why = "call the tables nodes.parquet and edges.parquet"
-            yield path.name, SourceArray(None, why=why)
+            yield path.name, SourceArray(None, why, is_data=not is_note)
 
 
 class NamedArrays:
@@ -92,12 +105,8 @@ class NamedArrays:
                 raise FormatError(f"{where} has two arrays {name!r}")
             if source.skips(name):
                 continue
-            if array.rows is not None:
-                self._arrays[check_name(name, f"the name of an array of {where}")] = array.rows
-            elif array.kind == "complex" or (array.kind and name in _FEATURES):
-                raise FormatError(f"{name!r} of {where} is {array.why}: cast it, or give --skip {name}")
-            else:
-                source.leave_out(f"{name!r} of {where}", array.why)
+            if (rows := array.take(name, where, source)) is not None:
+                self._arrays[check_name(name, f"the name of an array of {where}")] = rows
 
     def split_off(self, belongs: Callable[[str], bool]) -> NamedArrays:
         """Move the arrays whose name belongs to a new NamedArrays."""
@@ -134,7 +143,7 @@ class NamedArrays:
     def reject_all(self) -> None:
         """Note the arrays that belong to no node type or relation."""
         for name, _ in self.rest():
-            self._source.leave_out(self.describe(name), "it belongs to no node type or relation")
+            self._source.leave_out(self.describe(name), "it belongs to no node type or relation", name)
 
     def read_nodes(self, ntype: str) -> None:
         """Take the number, labels and splits of a node type; all other arrays are its features."""
@@ -220,16 +229,18 @@ def is_npz(path: Path) -> bool:
 
 
 def _read_npy(path: Path, scratch: Path, choices: Choices) -> Source:
-    return _single(open_npy(path), path, choices.table)
+    return single(open_npy(path), path, choices.table)
 
 
 def _read_raw(path: Path, scratch: Path, choices: Choices) -> Source:
-    return _single(SourceArray(open_raw(path, choices.dtype, choices.shape)), path, choices.table)
+    return single(SourceArray(open_raw(path, choices.dtype, choices.shape)), path, choices.table)
 
 
-def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
+def _read_members(
+    open_file: Callable[[Path, Path], Mapping[str, SourceArray]], path: Path, scratch: Path, choices: Choices
+) -> Source:
     source = Source(skip=choices.skip)
-    members = open_npz(path, scratch)
+    members = open_file(path, scratch)
     if is_scipy_sparse(members):
         members = as_sparse_parts(path, members)
         source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(members))[:4]]}")
@@ -237,7 +248,8 @@ def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
     return source
 
 
-def _single(array: SourceArray, path: Path, table: str) -> Source:
+def single(array: SourceArray, path: Path, table: str) -> Source:
+    """A source of one table. Raises FormatError for an array that cannot be one."""
     if array.rows is None:
         raise FormatError(f"{path} is {array.why}")
     source = Source()
@@ -284,13 +296,30 @@ NPZ = Reader(
     "a graph of one type in a .npz file",
     "Members by name (np.savez or np.savez_compressed), as the files of `directory`.",
     is_npz,
-    _read_npz,
+    partial(_read_members, open_npz),
     takes=("--skip",),
+)
+HDF5 = replace(
+    NPZ,
+    name="hdf5",
+    summary="a graph of one type in an HDF5 file (.h5)",
+    layout="Needs h5py. Datasets by name, as the files of `directory`.",
+    recognises=lambda path: starts_with(path, b"\x89HDF\r\n\x1a\n"),
+    read=partial(_read_members, _OPEN[".h5"]),
+)
+SAFETENSORS = replace(
+    NPZ,
+    name="safetensors",
+    summary="a graph of one type in a .safetensors file",
+    layout="Needs safetensors. Tensors by name, as the files of `directory`.",
+    recognises=lambda path: path.is_file() and path.suffix == ".safetensors",
+    read=partial(_read_members, _OPEN[".safetensors"]),
 )
 DIRECTORY = Reader(
     "directory",
-    "a directory of .npy and .npz files",
-    "Files by name, for a graph of one type:\n" + _NAMES + "\n"
+    "a directory of .npy, .npz, .pt, .h5 and .safetensors files",
+    "Files, and members of .npz, .h5 and .safetensors, by name, for a graph of one type (a .pt file has one\n"
+    "tensor, or a dictionary of tensors):\n" + _NAMES + "\n"
     "Several types: such files in nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/. Write %2E for a dot\n"
     "in a name.",
     Path.is_dir,

@@ -35,7 +35,7 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    root, source = _root(path), Source()
+    root, source = _root(path), Source(skip=choices.skip)
     edges: dict[Relation, Rows] = {}
     for folder in folders_in(root):
         if len(names := folder.name.split("__")) == 3:
@@ -65,12 +65,15 @@ def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
         source.splits[folder.name] = _split(labelled)
         for other in labels:
             if other != chosen:
-                source.leave_out(other.name, f"use --labels {other.stem} to take it instead of {chosen.stem}")
+                why = f"use --labels {other.stem} to take it instead of {chosen.stem}"
+                source.leave_out(other.name, why, "" if other.stem in _LABELLED else other.name)
     for file in sorted({*folder.glob("*.npy")}.difference(labels)):
         if file.stem == "node_feat":
             source.add_node_table(folder.name, "feat", _array(file), str(file))
-        else:
-            source.leave_out(f"{file.name} of {folder.name!r}", "not an array of the graph")
+        elif not source.skips(file.name):
+            is_mapping = "mapping" in file.stem  # of ids to those of the Microsoft Academic Graph
+            skip = "" if is_mapping else file.name
+            source.leave_out(f"{file.name} of {folder.name!r}", "not an array of the graph", skip)
 
 
 def _chosen(labels: list[Path], choices: Choices) -> Path:
@@ -123,5 +126,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
-    takes=("--labels",),
+    takes=("--labels", "--skip"),
 )

@@ -33,7 +33,7 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    source = Source()
+    source = Source(skip=choices.skip)
     raw = path / "raw"
     read = next((read for name, read in _FORMS.items() if (raw / name).is_file()), None)
     if read is None:
@@ -77,8 +77,9 @@ def _read_text(raw: Path, scratch: Path, source: Source) -> None:
     _read_edges(raw, RELATION, scratch, source)
     _read_nodes(raw, NODE, scratch, source)
     for file in sorted(raw.glob("*.csv.gz")):
-        if not file.name.startswith(("node", "edge", "num-")):
-            source.leave_out(file.name, f"rename it to node_{file.name} to convert it as a table")
+        if not file.name.startswith(("node", "edge", "num-")) and not source.skips(file.name):
+            why = f"rename it to node_{file.name} to convert it as a table"
+            source.leave_out(file.name, why, file.name)
 
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:
@@ -201,4 +202,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    takes=("--skip",),
 )
