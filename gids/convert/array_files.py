@@ -26,7 +26,7 @@ from gids.convert.torch_file import SPARSE, as_tensor, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.dtypes import TABLE_DTYPES, table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
-from gids.store.rows import ColumnRows, FileRows, Rows, SliceRows, TensorRows, as_int64, as_rows, read_range
+from gids.store.rows import ColumnRows, FileRows, Rows, SliceRows, TensorRows, as_int64, read_range
 from gids.write.files import check_space
 
 _COPY_BYTES = 8 << 20
@@ -130,6 +130,8 @@ def array_of(value: Any, path: Path) -> SourceArray:
         return SourceArray(None, f"a {type(value).__name__}", not (is_lookup or isinstance(first, str)))
     why = f"of type {str(value.dtype).removeprefix('torch.')}, which tables cannot hold"
     if value.dtype in TABLE_DTYPES.values():
+        if value.layout == torch.sparse_coo and value.dim() == 1:
+            value = value.to_dense()
         if value.layout == torch.strided and not value.is_nested:
             return SourceArray(mapped_rows(value, path))
         is_matrix = value.layout in SPARSE and value.dim() == 2 and value.dense_dim() == 0
@@ -158,7 +160,7 @@ def open_hdf5(path: Path) -> dict[str, SourceArray]:
             if found.shape is None or torch_dtype_of(dtype) is None:
                 arrays[name] = _unusable(dtype, found.shape or ())
             else:
-                arrays[name] = SourceArray(SliceRows(found) if found.shape else as_rows(found[...]))
+                arrays[name] = SourceArray(SliceRows(found)) if found.shape else array_of(found[...], path)
 
     with reading(path):
         h5py.File(path, "r").visititems(add)
@@ -173,7 +175,7 @@ def open_safetensors(path: Path) -> dict[str, SourceArray]:
         for name in file.keys():  # noqa: SIM118
             values = file.get_slice(name)
             shape = values.get_shape()
-            rows = SliceRows(values, shape) if shape else as_rows(file.get_tensor(name))
+            rows = SliceRows(values, shape) if shape else TensorRows(file.get_tensor(name))
             if rows.dtype in TABLE_DTYPES.values():
                 arrays[name] = SourceArray(rows)
             else:

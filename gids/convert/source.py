@@ -23,7 +23,7 @@ from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_ROWS
 from gids.store.names import Relation, check_name, describe_type, table_name
-from gids.store.rows import FileRows, Rows, read_range
+from gids.store.rows import FileRows, Rows, TensorRows, read_range
 from gids.write.edges import EdgeSource
 from gids.write.workplace import is_dataset, is_shard_folder, is_workplace
 
@@ -257,9 +257,12 @@ def numbers(rows: Rows, count: int, what: str) -> list[int]:
     """The whole numbers of an array, which must have `count` entries. Raises FormatError."""
     if math.prod(rows.shape) != count or not is_whole(rows.dtype):
         raise FormatError(f"{what} is {described(rows)}; it must be {count} whole number{'s' * (count > 1)}")
-    flat = rows.reshaped((count,)) if isinstance(rows, (FileRows, PackedRows)) else rows
-    values = read_range(flat, 0, flat.shape[0]).reshape(-1).tolist()
-    return [whole_number(value, what) for value in values]
+    if isinstance(rows, TensorRows):
+        values = rows.values
+    else:
+        flat = rows.reshaped((count,)) if isinstance(rows, (FileRows, PackedRows)) else rows
+        values = read_range(flat, 0, flat.shape[0])
+    return [whole_number(value, what) for value in values.reshape(-1).tolist()]
 
 
 def described(rows: Rows) -> str:

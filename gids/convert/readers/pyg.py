@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gids.convert.array_files import array_of
-from gids.convert.edges import add_weights, count_by_edges, edge_rows, largest_id
+from gids.convert.edges import add_weights, count_by_edges, edge_rows, is_edge_array, largest_id
 from gids.convert.labels import find_times
 from gids.convert.readers.arrays import single
 from gids.convert.source import Choices, InEdges, Reader, Source, whole_number
@@ -21,6 +21,7 @@ from gids.convert.source_files import shown
 from gids.convert.torch_file import as_tensor, is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
+from gids.store.rows import TensorRows
 from gids.write.edges import edge_list
 
 # PyG recognises these by name, and all others by size.
@@ -37,6 +38,10 @@ def _recognises(path: Path) -> bool:
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     saved = load_torch(path)
     if isinstance(saved, torch.Tensor):
+        if is_edge_array(TensorRows(saved)):
+            raise FormatError(
+                f"{path} may be edges or a table: put it into a directory, as edge_index.pt, with x.pt, or as x.pt"
+            )
         return single(array_of(saved, path), path, choices.table)
     graph = _Graph(path, Source(skip=choices.skip))
     by_key = {key: graph.attributes(store) for key, store in _stores(saved, path).items()}
@@ -169,7 +174,7 @@ class _Graph:
         kept = {k: v for k, v in mapping.items() if not self.source.skips(k) and v is not None}
         kept |= {key: as_tensor(values) for key, values in kept.items() if key != "num_nodes"}
         if "edge_index" in kept and getattr(kept["edge_index"], "layout", None) != torch.strided:
-            why = "no dense tensor; save one of shape (2, E), or a sparse adj_t"
+            why = "not a dense tensor; save one of shape (2, E), or a sparse adj_t"
             self.source.leave_out(f"'edge_index' of {self._path}", why, "edge_index")
             del kept["edge_index"]
         return kept
