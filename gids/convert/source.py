@@ -109,7 +109,8 @@ class Source:
     node type and relation, edges in the order of their ids. ids: the arrays of ids of nodes, by node type and
     role. notes: sentences about what was found; warnings: sentences that --quiet prints too, such as about
     what was left out. lost: name -> what cannot be converted, see leave_out. skip: names of arrays to leave
-    out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no option changes.
+    out; skipped: those that were found. used: the files that were read. stored: of a gids dataset; a
+    conversion keeps what no option changes.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -126,8 +127,14 @@ class Source:
     lost: dict[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     skipped: set[str] = field(default_factory=set)
+    used: set[Path] = field(default_factory=set)
     stored: StoredGraph | None = None
     _counted_by: dict[str, str] = field(default_factory=dict)
+
+    def uses(self, file: Path) -> Path:
+        """Remember that a file is read. Returns it."""
+        self.used.add(file)
+        return file
 
     def leave_out(self, what: str, why: str, skip: str = "") -> None:
         """Leave a part of the source out of the dataset, with a warning.
@@ -381,7 +388,8 @@ class Reader:
     name: for --from. summary: one line. layout: the files that it reads, and their use. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
     directory scratch as long as it is used. Raises FormatError. takes: the options that apply, as in
-    Choices.changed. files: those that the source consists of.
+    Choices.changed. files: those that the source consists of. aside: patterns of files that may be in its
+    directory and are not read.
     """
 
     name: str
@@ -391,3 +399,4 @@ class Reader:
     read: Callable[[Path, Path, Choices], Source]
     takes: tuple[str, ...] = ()
     files: Callable[[Path], list[Path]] = source_files
+    aside: tuple[str, ...] = ()

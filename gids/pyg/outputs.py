@@ -18,8 +18,8 @@ from gids.sampler import Minibatch
 from gids.store.names import Relation, describe_type
 
 _OWN = {"edge_index", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
-"""Attributes of minibatches besides features, labels and those of seeds. As in PyG, tables may be called n_id and
-e_id, whose rows then take the place of the ids, and batch, unless subgraphs are disjoint."""
+"""Attributes of minibatches besides features, labels and those of seeds. As in PyG, tables may be called n_id
+and e_id, whose rows then take the place of the ids, and batch, unless subgraphs are disjoint."""
 
 _OF_NODES: tuple[str, ...] = ("input_id", "seed_time", "batch_size")
 _OF_EDGES: tuple[str, ...] = ("input_id", "edge_label_index", "edge_label", "edge_label_time")

@@ -34,7 +34,7 @@ def test_source_of_two_formats_needs_from_option_with_a_known_name(tmp_path, cap
     (tmp_path / "s/metadata.yaml").write_text("feature_data: []")
     message = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
     assert "may be ogb, graphbolt: choose one with --from" in message
-    message = refused(capsys, tmp_path / "s", tmp_path / "x.gids", "--from", "hdf5")
+    message = refused(capsys, tmp_path / "s", tmp_path / "x.gids", "--from", "hdf6")
     assert "unknown format 'hdf5'; choose gids, ogb, mag240m" in message
 
 

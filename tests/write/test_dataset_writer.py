@@ -162,7 +162,9 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
 def test_what_is_no_array_and_a_closed_writer_are_refused_by_name(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         for values, what in (([1.0], "list"), (torch.eye(3).to_sparse(), "a sparse tensor")):
-            with pytest.raises(TypeError, match=rf"array of NumPy, a dense tensor of torch, .* \(got {what}\)"):
+            with pytest.raises(
+                TypeError, match=rf"array of NumPy, a dense tensor of torch, .* \(got {what}\)"
+            ):
                 put(writer, values)
         with pytest.raises(ValueError, match="no split 'valid': choose 'train', 'val', 'test'"):
             writer.write_split("n", "valid", torch.tensor([0]))

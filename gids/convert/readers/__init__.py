@@ -20,6 +20,7 @@ from gids.convert.readers import (
     tables,
 )
 from gids.convert.source import Choices, Reader, Source
+from gids.convert.table_files import refuse_unused
 from gids.errors import FormatError
 
 __all__ = ["READERS", "Choices", "Reader", "find_reader", "open_source"]
@@ -43,6 +44,7 @@ READERS = (
     arrays.DIRECTORY,
     arrays.RAW,
 )
+_BY_NAMES = (tables.PARQUET, tables.CSV)  # that files of other formats may have, too
 _GENERAL = (arrays.DIRECTORY, arrays.RAW)  # read paths that no other reader recognises
 
 
@@ -67,6 +69,7 @@ def find_reader(
             return named[0]
         raise FormatError(f"unknown format {name!r}; choose {_names(READERS)} (see `gids convert --list`)")
     readers = [r for r in READERS if r not in _GENERAL and r.recognises(path)]
+    readers = [reader for reader in readers if reader not in _BY_NAMES] or readers
     if len(readers) > 1:
         raise FormatError(f"{path} may be {_names(readers)}: choose one with --from NAME")
     return readers[0] if readers else arrays.DIRECTORY if path.is_dir() else arrays.RAW
@@ -91,6 +94,9 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
             f"{path} has data that cannot be converted; correct it, or leave it out with {skips}: "
             + "; ".join(source.lost.values())
         )
+    if source.stored is None:
+        for root in filter(Path.is_dir, (path, *choices.others)):
+            refuse_unused(root, source, reader)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
     if source.stored is None and not source.tables and not source.graphs:

@@ -33,6 +33,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save one graph per file")
     source = read_dgl_graph(graphs[0], choices.skip)
+    source.used.add(file)
     for name, values in labels.items():
         if not source.skips(name):  # DGL's labels are of graphs; people keep masks of nodes there, too
             why = "a label of the whole graph, not in ndata or edata"
@@ -84,4 +85,5 @@ READER = Reader(
     lambda path: _graph_file(path) is not None,
     _read,
     takes=("--skip",),
+    aside=("*info*.pkl",),
 )

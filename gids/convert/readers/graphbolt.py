@@ -221,4 +221,5 @@ READER = Reader(
     _recognises,
     _read,
     takes=("--skip",),
+    aside=("*",),  # metadata.yaml lists the files
 )

@@ -39,7 +39,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     edges: dict[Relation, Rows] = {}
     for folder in folders_in(root):
         if len(names := folder.name.split("__")) == 3:
-            edges[names[0], names[1], names[2]] = _array(folder / "edge_index.npy")
+            edges[names[0], names[1], names[2]] = _array(source.uses(folder / "edge_index.npy"))
         else:
             _read_nodes(folder, choices, source)
     ends = []
@@ -56,6 +56,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
     labels = sorted(folder.glob("node_label_*.npy"))
+    source.used.update(labels)
     if labels:
         chosen = _chosen(labels, choices)
         rows = _array(chosen, raw_shape=(-1,))
@@ -65,15 +66,9 @@ def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
         source.splits[folder.name] = _split(labelled)
         for other in labels:
             if other != chosen:
-                why = f"use --labels {other.stem} to take it instead of {chosen.stem}"
-                source.leave_out(other.name, why, "" if other.stem in _LABELLED else other.name)
-    for file in sorted({*folder.glob("*.npy")}.difference(labels)):
-        if file.stem == "node_feat":
-            source.add_node_table(folder.name, "feat", _array(file), str(file))
-        elif not source.skips(file.name):
-            is_mapping = "mapping" in file.stem  # of ids to those of the Microsoft Academic Graph
-            skip = "" if is_mapping else file.name
-            source.leave_out(f"{file.name} of {folder.name!r}", "not an array of the graph", skip)
+                source.leave_out(other.name, f"use --labels {other.stem} to take it instead of {chosen.stem}")
+    if (file := folder / "node_feat.npy").is_file():
+        source.add_node_table(folder.name, "feat", _array(source.uses(file)), str(file))
 
 
 def _chosen(labels: list[Path], choices: Choices) -> Path:
@@ -127,4 +122,5 @@ READER = Reader(
     _recognises,
     _read,
     takes=("--labels", "--skip"),
+    aside=("*/edge_index_cs*", "*mapping.npy"),
 )

@@ -40,7 +40,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     if isinstance(saved, torch.Tensor):
         if is_edge_array(TensorRows(saved)):
             raise FormatError(
-                f"{path} may be edges or a table: put it into a directory, as edge_index.pt, with x.pt, or as x.pt"
+                f"{path} may be edges or a table: put it into a directory, as edge_index.pt or as x.pt"
             )
         return single(array_of(saved, path), path, choices.table)
     graph = _Graph(path, Source(skip=choices.skip))
