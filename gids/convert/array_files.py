@@ -22,7 +22,7 @@ import torch
 from gids.convert.source import NAMED, Source, described, numbers
 from gids.convert.source_files import import_library, open_zip, reading, starts_with
 from gids.convert.stream_rows import PackedRows
-from gids.convert.torch_file import SPARSE, as_tensor, load_torch, mapped_rows
+from gids.convert.torch_file import SPARSE, as_tensor, load_torch
 from gids.errors import FormatError
 from gids.store.dtypes import TABLE_DTYPES, table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
@@ -48,10 +48,13 @@ class SourceArray:
 
     def take(self, name: str, where: object, source: Source) -> Rows | None:
         """The rows, or None if the source leaves the array out."""
-        if self.rows is not None and (self.rows.shape or name == "num_nodes"):
-            return self.rows
-        skip = name if self.is_data or name in NAMED else ""
-        source.leave_out(f"{name!r} of {where}", self.why or "a single number", skip)
+        rows, why, is_data = self.rows, self.why, self.is_data
+        if rows is not None:
+            if rows.dtype in TABLE_DTYPES.values() and (rows.shape or name == "num_nodes"):
+                return rows
+            is_data = bool(rows.shape)
+            why = f"{described(rows)}, which tables cannot hold" if is_data else "a single number"
+        source.leave_out(f"{name!r} of {where}", why, name if is_data or name in NAMED else "")
         return None
 
 
@@ -118,7 +121,7 @@ def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> SourceArra
     return SourceArray(None, f"of type {dtype}, {rest}", is_data)
 
 
-def array_of(value: Any, path: Path) -> SourceArray:
+def array_of(value: Any) -> SourceArray:
     """A value of a file of torch.save: a tensor, an array of NumPy, a number, or lists of numbers."""
     value = as_tensor(value)
     if isinstance(value, np.ndarray):
@@ -128,26 +131,23 @@ def array_of(value: Any, path: Path) -> SourceArray:
         first = next(iter(values), "") if isinstance(values, Iterable) else values
         is_lookup = isinstance(value, (Mapping, set)) and isinstance(first, (int, float))
         return SourceArray(None, f"a {type(value).__name__}", not (is_lookup or isinstance(first, str)))
-    why = f"of type {str(value.dtype).removeprefix('torch.')}, which tables cannot hold"
-    if value.dtype in TABLE_DTYPES.values():
-        if value.layout == torch.sparse_coo and value.dim() == 1:
-            value = value.to_dense()
-        if value.layout == torch.strided and not value.is_nested:
-            return SourceArray(mapped_rows(value, path))
-        is_matrix = value.layout in SPARSE and value.dim() == 2 and value.dense_dim() == 0
-        if is_matrix and value.dtype != torch.bfloat16:
-            matrix = value.to_sparse_csr()
-            parts = map(TensorRows, (matrix.values(), matrix.col_indices(), matrix.crow_indices()))
-            return SourceArray(SparseRows(*parts, shape=(matrix.shape[0], matrix.shape[1])))
-        why = f"a {value.dim()}-dimensional tensor of layout {value.layout}; save its to_dense()"
-    return SourceArray(None, why, is_data=True)
+    if value.layout == torch.sparse_coo and value.dim() == 1:
+        value = value.to_dense()
+    if value.layout == torch.strided and not value.is_nested:
+        return SourceArray(TensorRows(value))
+    is_matrix = value.layout in SPARSE and value.dim() == 2 and value.dense_dim() == 0
+    if not is_matrix or value.dtype == torch.bfloat16:
+        return SourceArray(None, f"a {value.dim()}-dimensional tensor of layout {value.layout}", is_data=True)
+    matrix = value.to_sparse_csr()
+    parts = map(TensorRows, (matrix.values(), matrix.col_indices(), matrix.crow_indices()))
+    return SourceArray(SparseRows(*parts, shape=(matrix.shape[0], matrix.shape[1])))
 
 
 def open_torch(path: Path) -> dict[str, SourceArray]:
     """The tensor in a file of torch.save, with the name of the file, or those in a dictionary."""
     saved = load_torch(path)
     named = saved if isinstance(saved, Mapping) else {path.stem: saved}
-    return {str(name): array_of(value, path) for name, value in named.items()}
+    return {str(name): array_of(value) for name, value in named.items()}
 
 
 def open_hdf5(path: Path) -> dict[str, SourceArray]:
@@ -160,7 +160,7 @@ def open_hdf5(path: Path) -> dict[str, SourceArray]:
             if found.shape is None or torch_dtype_of(dtype) is None:
                 arrays[name] = _unusable(dtype, found.shape or ())
             else:
-                arrays[name] = SourceArray(SliceRows(found)) if found.shape else array_of(found[...], path)
+                arrays[name] = SourceArray(SliceRows(found)) if found.shape else array_of(found[...])
 
     with reading(path):
         h5py.File(path, "r").visititems(add)
@@ -175,11 +175,9 @@ def open_safetensors(path: Path) -> dict[str, SourceArray]:
         for name in file.keys():  # noqa: SIM118
             values = file.get_slice(name)
             shape = values.get_shape()
-            rows = SliceRows(values, shape) if shape else TensorRows(file.get_tensor(name))
-            if rows.dtype in TABLE_DTYPES.values():
-                arrays[name] = SourceArray(rows)
-            else:
-                arrays[name] = SourceArray(None, f"{described(rows)}, which tables cannot hold", is_data=True)
+            arrays[name] = SourceArray(
+                SliceRows(values, shape) if shape else TensorRows(file.get_tensor(name))
+            )
     return arrays
 
 

@@ -21,7 +21,7 @@ import torch
 from gids.convert.source_files import open_zip, reading, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
-from gids.store.rows import ArrayRows, Rows, TensorRows
+from gids.store.rows import Rows, TensorRows
 from gids.stored_file import opened
 
 
@@ -116,15 +116,6 @@ def as_tensor(value: Any) -> Any:
         return value
     native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     return torch.from_numpy(native.reshape(values.shape))
-
-
-def value_rows(value: object, what: str, path: Path) -> Rows:
-    """Rows of a tensor or a NumPy array. Raises FormatError for anything else."""
-    if isinstance(value, torch.Tensor):
-        return mapped_rows(value, path)
-    if not isinstance(value, np.ndarray):
-        raise FormatError(f"{what} is a {type(value).__name__}; it must be a tensor or an array")
-    return ArrayRows(value)
 
 
 def _load(path: Path) -> Any:

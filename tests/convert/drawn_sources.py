@@ -166,8 +166,7 @@ def _pointers(ids: np.ndarray, count: int) -> np.ndarray:
 def _homogeneous(
     path: Path, draw: Draw, *options: str, weight_key: str = "weight", **changes: Values | None
 ) -> Written:
-    """changes: other tables, by key; weight_key: that of the table of weights, "": none. Labels of a column of
-    a table have one dimension."""
+    """changes: other tables, by key; weight_key: that of the table of weights, "": none."""
     tables = {"_N.feat": draw.feat} | ({f"_N._E._N.{weight_key}": draw.weight} if weight_key else {})
     tables |= {f"_N._E._N.{key}" if key != "feat" else "_N.feat": values for key, values in changes.items()}
     return Written(path, options, tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})

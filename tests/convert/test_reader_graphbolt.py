@@ -164,6 +164,16 @@ def edge_file(kind, path, **more):
 test_a_bad_dataset_is_refused = refuses(
     homogeneous,
     (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
+    (
+        meta(feature_data=[entry("data/feat.npy", domain="node", name="x", type="float32")]),
+        "is of type 'float32', but the graph has '_N'",
+    ),
+    (train_set([{"type": "user", "data": [SEEDS]}]), "is of type 'user', but the graph has '_N'"),
+    (train_set([{"type": "a:b:c", "data": [SEEDS]}]), "is of type 'a.b.c', but the graph has"),
+    (
+        meta(feature_data=[entry("data/feat.npy", domain="graph", name="x")]),
+        "with --skip x: feature 'x': its domain is 'graph'",
+    ),
     (edge_file("numpy", "data/feat.npy"), "edges must be whole numbers of shape (2, E)"),
     (edge_file("csv", "gone.csv"), "gone.csv, which does not exist"),
     (edge_file("csv", "x", type="a:b"), "must be SOURCE:RELATION:DESTINATION"),

@@ -306,3 +306,52 @@ def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):
     torch.save(pyg.Data.from_dict(tensors()), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
     assert "torch 2.6 or newer reads NumPy arrays and PyG's own classes" in error
+
+
+@needs_torch_2_6
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("x", [[1.0], [2.0, 3.0]] * (N // 2), "a list"),
+        ("x", torch.zeros(N, 2, dtype=torch.complex64), "complex64[60, 2], which tables cannot hold"),
+        ("x", torch.zeros(N, 2, 2).to_sparse(), "a 3-dimensional tensor of layout torch.sparse_coo"),
+        ("y", {"a": torch.zeros(N)}, "a dict"),
+        ("y", 3, "a single number"),
+        ("train_mask", "all", "a str"),
+        ("extra", {"a": torch.zeros(N)}, "a dict"),
+        ("edge_index", torch.ones(N, N).to_sparse(), "not a dense tensor; save one of shape (2, E)"),
+        ("edge_label_index", torch.zeros(2, 3, dtype=torch.int64), "a dataset has no pairs to predict"),
+    ],
+)
+def test_what_training_may_need_is_converted_or_skipped_by_name(tmp_path, capsys, name, value, said):
+    torch.save(tensors(**{name: value}, num_nodes=N), tmp_path / "d.pt")
+    error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
+    assert f"leave it out with --skip {name}: {name!r} of " in error
+    assert said in error
+    convert(tmp_path / "d.pt", tmp_path / "x.gids", "--skip", name)
+
+
+def test_numbers_and_text_are_left_out_with_a_warning(tmp_path, capsys):
+    more = {"name": "cora", "classes": 7, "words": ["a"] * N, "colors": {"a": 1}, "nothing": None}
+    torch.save(tensors(**more), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--quiet"))
+    left_out = [line.split("'")[1] for line in capsys.readouterr().err.splitlines()]
+    assert left_out == ["name", "classes", "words", "colors"]
+
+
+def test_attributes_n_id_e_id_and_batch_keep_their_values_in_minibatches(tmp_path, geometric):
+    from gids.pyg import NeighborLoader
+
+    import gids
+
+    more = {"n_id": torch.arange(N) + 100, "e_id": torch.arange(E) + 7, "batch": torch.arange(N) % 3}
+    torch.save(tensors(**more), tmp_path / "d.pt")
+    convert(tmp_path / "d.pt", tmp_path / "p.gids", "--quiet")
+    with gids.open(tmp_path / "p.gids", memory="20MB") as source:
+        minibatch = next(iter(NeighborLoader(source, [-1], torch.arange(N), batch_size=9)))
+    nodes = minibatch.n_id - 100
+    assert torch.equal(minibatch.batch, nodes % 3)
+    assert np.array_equal(minibatch.x, X[nodes])
+    edges = EDGES[:, minibatch.e_id - 7]
+    assert np.array_equal(nodes[minibatch.edge_index], edges)
+    assert minibatch.y.shape == (len(nodes), 1)

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from children import ended
@@ -157,6 +158,32 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
     with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
         write(writer)
     assert list(tmp_path.iterdir()) == []
+
+
+class Slices:
+    """Rows by slices only, at most `most` at a time."""
+
+    def __init__(self, values, most):
+        self._values, self._most = values, most
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __getitem__(self, rows):
+        [rows] = rows
+        assert rows.stop - rows.start <= self._most
+        return self._values[rows]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16", "uint16", "uint32", "uint64", "bool"])
+@pytest.mark.parametrize("order", [None, 1])
+def test_anything_with_slices_is_written_by_blocks(tmp_path, dtype, order):
+    values = (np.arange(3000 * 500).reshape(3000, 500) % 251).astype(dtype)
+    positions = None if order is None else np.random.default_rng(order).permutation(3000)
+    with DatasetWriter(tmp_path / "a.gids", memory_bytes=1 << 20) as writer:
+        writer.write_table("node", "n", "k", Slices(values, 2999), order=positions)
+        writer.write_labels("n", Slices(values[:, :1], 3000))
+    store = FeatureStore(tmp_path / "a.gids")
+    assert np.array_equal(store.table("n.k").read_rows(range(3000)).numpy(), values)
+    assert store.labels["n"].shape == (3000, 1)
 
 
 def test_what_is_no_array_and_a_closed_writer_are_refused_by_name(tmp_path):

@@ -39,8 +39,6 @@ READERS = (
     edge_list.READER,
     arrays.NPY,
     arrays.NPZ,
-    arrays.HDF5,
-    arrays.SAFETENSORS,
     arrays.DIRECTORY,
     arrays.RAW,
 )

@@ -7,8 +7,7 @@ A source of one type has all names in one folder or file; another has a folder p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -57,10 +56,9 @@ attr_data, attr_indices, attr_indptr, attr_shape   features as a CSR matrix: tab
 adj_data, adj_indices, adj_indptr, adj_shape       edges as a CSR matrix, row u lists destinations of u
 any other                                     a table of that name, one row per node (edge)"""
 _NO_HEADER = "without the header of .npy; write it with np.save or np.lib.format.open_memmap"
-_OPEN: dict[str, Callable[[Path, Path], Mapping[str, SourceArray]]] = {
-    ".npy": lambda path, _: {
-        path.stem: open_npy(path) if is_npy(path) else SourceArray(None, _NO_HEADER, True)
-    },
+Opener = Callable[[Path, Path], Mapping[str, SourceArray]]
+_OPEN: dict[str, Opener] = {
+    ".npy": lambda p, _: {p.stem: open_npy(p) if is_npy(p) else SourceArray(None, _NO_HEADER, True)},
     ".npz": open_npz,
     ".pt": lambda path, _: open_torch(path),
     ".h5": lambda path, _: open_hdf5(path),
@@ -274,11 +272,17 @@ def _read_raw(path: Path, scratch: Path, choices: Choices) -> Source:
     return single(SourceArray(open_raw(path, choices.dtype, choices.shape)), path, choices.table)
 
 
-def _read_members(
-    open_file: Callable[[Path, Path], Mapping[str, SourceArray]], path: Path, scratch: Path, choices: Choices
-) -> Source:
+def _opener(path: Path) -> Opener | None:
+    """What opens the arrays in a file that has names for them."""
+    if starts_with(path, b"\x89HDF\r\n\x1a\n"):
+        return _OPEN[".h5"]
+    is_safetensors = path.is_file() and path.suffix == ".safetensors"
+    return _OPEN[path.suffix] if is_safetensors else open_npz if is_npz(path) else None
+
+
+def _read_members(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
-    members = open_file(path, scratch)
+    members = (_opener(path) or open_npz)(path, scratch)
     if is_scipy_sparse(members):
         members = as_sparse_parts(path, members)
         source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(members))[:4]]}")
@@ -310,27 +314,11 @@ NPY = Reader(
 )
 NPZ = Reader(
     "npz",
-    "a graph of one type in a .npz file",
-    "Members by name (np.savez or np.savez_compressed), as the files of `directory`.",
-    is_npz,
-    partial(_read_members, open_npz),
+    "a graph of one type in a .npz, HDF5 (.h5) or .safetensors file",
+    "Arrays by name, as the files of `directory`. HDF5 needs h5py, .safetensors needs safetensors.",
+    lambda path: _opener(path) is not None,
+    _read_members,
     takes=("--skip",),
-)
-HDF5 = replace(
-    NPZ,
-    name="hdf5",
-    summary="a graph of one type in an HDF5 file (.h5)",
-    layout="Needs h5py. Datasets by name, as the files of `directory`.",
-    recognises=lambda path: starts_with(path, b"\x89HDF\r\n\x1a\n"),
-    read=partial(_read_members, _OPEN[".h5"]),
-)
-SAFETENSORS = replace(
-    NPZ,
-    name="safetensors",
-    summary="a graph of one type in a .safetensors file",
-    layout="Needs safetensors. Tensors by name, as the files of `directory`.",
-    recognises=lambda path: path.is_file() and path.suffix == ".safetensors",
-    read=partial(_read_members, _OPEN[".safetensors"]),
 )
 DIRECTORY = Reader(
     "directory",

@@ -15,7 +15,7 @@ import torch
 
 from gids.convert.array_files import open_npy
 from gids.convert.edges import edge_pairs, edge_rows
-from gids.convert.source import Choices, K, Reader, Source, split_relation
+from gids.convert.source import Choices, Reader, Source, split_relation
 from gids.convert.source_files import import_library, reading, shown
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.text_table import read_matrix, read_pairs
@@ -58,19 +58,21 @@ def _read_all(meta: Entry, path: Path, open_array: OpenArray, source: Source) ->
         ends, rows = source.ends(relation), open_array("edges", entry)
         make = edge_pairs if entry.get("format") == "csv" else edge_rows
         source.graphs[relation] = make(rows, entry["path"], **ends)
-    known: list[Any] = [*source.nodes, *source.graphs]
+    tasks = {str(_value(task, "name", n)): task for n, task in enumerate(_entries(meta, "tasks"))}
+    features = [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]
+    sets = [part for task in tasks.values() for role in _SETS for part in _entries(task, role)]
+    _check_types([*features, *sets], [*source.nodes, *source.graphs])
     taken = set()
-    for entry in [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]:
+    for entry in features:
         feature = tuple(_value(entry, field) for field in ("domain", "type", "name"))
         if feature not in taken:  # GraphBolt lists the features of the sampler twice
-            _add_features(entry, open_array, source, known)
+            _add_features(entry, open_array, source)
         taken.add(feature)
-    tasks = {str(_value(task, "name", n)): task for n, task in enumerate(_entries(meta, "tasks"))}
     first, *others = [name for name in tasks if not source.skips(name)] or [""]
     for name in others:
         source.leave_out(f"task {name!r}", f"a dataset has one task, here {first!r}", name)
     if first:
-        _read_task(first, tasks[first], open_array, source, known)
+        _read_task(first, tasks[first], open_array, source)
 
 
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
@@ -92,31 +94,27 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
     return rows
 
 
-def _add_features(entry: Entry, open_array: OpenArray, source: Source, known: list[Any]) -> None:
+def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
     domain, name = _value(entry, "domain"), str(_value(entry, "name", "(unnamed)"))
     if source.skips(name):
         return
     if domain not in ("node", "edge"):
         source.leave_out(f"feature {name!r}", f"its domain is {shown(domain)}, not node or edge", name)
     elif domain == "node":
-        ntype = _checked_type(_node_type(entry), known, f"feature {name!r}")
-        source.add_node_table(ntype, name, open_array("feature_data", entry), str(entry["path"]))
+        rows = open_array("feature_data", entry)
+        source.add_node_table(_node_type(entry), name, rows, str(entry["path"]))
     else:
-        relation = _checked_type(_relation(entry), known, f"feature {name!r}")
-        source.add_edge_table(relation, name, open_array("feature_data", entry))
+        source.add_edge_table(_relation(entry), name, open_array("feature_data", entry))
 
 
-def _read_task(name: str, task: Entry, open_array: OpenArray, source: Source, known: list[Any]) -> None:
+def _read_task(name: str, task: Entry, open_array: OpenArray, source: Source) -> None:
     """Labels and splits of a node classification task: seeds and their labels, per set and node type."""
     labels: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for role, split in _SETS.items():
         for part in _entries(task, role):
             ntype = _node_type(part)
-            is_link = ":" in ntype and ntype not in known
-            seed_type: Any = _relation(part) if is_link else ntype
-            _checked_type(seed_type, known, f"{role} of task {name!r}")
             arrays: dict[str, Rows] = {}
-            for entry in [] if is_link else _entries(part, "data"):
+            for entry in [] if ":" in ntype else _entries(part, "data"):  # seeds of a relation
                 key = _value(entry, "name", "seeds")
                 if key in arrays:
                     raise FormatError(
@@ -177,16 +175,17 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
     return GeneratedRows((count, *values.shape[1:]), values.dtype, fill)
 
 
-def _checked_type(type_: K, known: list[Any], what: str) -> K:
-    """The type of `what`. known: the types of the graph. Raises FormatError for another one."""
-    types = [other for other in known if isinstance(other, type(type_))]
-    if types and type_ not in types:
-        names = ", ".join(map(describe_type, types))
-        raise FormatError(
-            f"metadata.yaml: {what} is of type {describe_type(type_)}, but the graph has {names} (an entry "
-            f"without type is {NODE} or {':'.join(RELATION)})"
-        )
-    return type_
+def _check_types(entries: list[Entry], known: list[Any]) -> None:
+    """Raise FormatError for an entry of a type that the graph does not have. known: its types."""
+    for entry in entries:
+        is_edge = entry.get("domain") == "edge" or ":" in _node_type(entry)
+        type_: Any = _relation(entry) if is_edge else _node_type(entry)
+        types = [other for other in known if isinstance(other, type(type_))]
+        if types and type_ not in types:
+            raise FormatError(
+                f"metadata.yaml: {shown(entry)} is of type {describe_type(type_)}, but the graph has "
+                f"{', '.join(map(describe_type, types))} (without `type`: {NODE} or {':'.join(RELATION)})"
+            )
 
 
 def _node_type(entry: Entry) -> str:

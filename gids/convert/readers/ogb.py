@@ -10,7 +10,7 @@ import math
 from itertools import product
 from pathlib import Path
 
-from gids.convert.array_files import open_npz
+from gids.convert.array_files import array_of, open_npz
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.labels import find_times, normalised
 from gids.convert.readers.arrays import NamedArrays
@@ -18,7 +18,7 @@ from gids.convert.source import Choices, Reader, Source, described, folders_in, 
 from gids.convert.source_files import reading, shown
 from gids.convert.stream_rows import column_of
 from gids.convert.text_table import open_text, read_matrix, read_pairs
-from gids.convert.torch_file import load_torch_dict, value_rows
+from gids.convert.torch_file import load_torch_dict
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, check_name
@@ -165,9 +165,11 @@ def _read_split_dict(file: Path, source: Source) -> None:
     for part, split in _PARTS.items():
         by_type = parts.get(part)
         for ntype, ids in by_type.items() if isinstance(by_type, dict) else [(NODE, by_type)]:
-            if ids is not None:
+            if ids is not None and not source.skips(part):
                 check_name(ntype, f"a node type of {file}")
-                source.add_split(ntype, split, value_rows(ids, f"{part} of {file}", file))
+                rows = array_of(ids).take(part, file, source)
+                if rows is not None:
+                    source.add_split(ntype, split, rows)
 
 
 def _only(counts: Rows | None, file: Path) -> int:

@@ -42,7 +42,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
             raise FormatError(
                 f"{path} may be edges or a table: put it into a directory, as edge_index.pt or as x.pt"
             )
-        return single(array_of(saved, path), path, choices.table)
+        return single(array_of(saved), path, choices.table)
     graph = _Graph(path, Source(skip=choices.skip))
     by_key = {key: graph.attributes(store) for key, store in _stores(saved, path).items()}
     stores = _by_size(by_key[None], path) if None in by_key else by_key
@@ -185,7 +185,7 @@ class _Graph:
         for key, values in store.items():
             if key == "num_nodes":
                 continue
-            if (rows := array_of(values, self._path).take(key, repr(ntype), self.source)) is None:
+            if (rows := array_of(values).take(key, repr(ntype), self.source)) is None:
                 continue
             what = f"{key!r} of {ntype!r} in {self._path}"
             self.source.add_node_array(ntype, key, rows, what, key, may_be_ids=True)
@@ -219,7 +219,7 @@ class _Graph:
                 self.source.leave_out(f"{key!r} of {relation!r}", why, key)
             elif matrix is not None and values is matrix:
                 self._add_matrix(relation, matrix)
-            elif (rows := array_of(values, self._path).take(key, relation, self.source)) is None:
+            elif (rows := array_of(values).take(key, relation, self.source)) is None:
                 continue
             elif key == "edge_index":
                 ends = self.source.ends(relation)
