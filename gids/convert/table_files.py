@@ -14,15 +14,13 @@ from gids.errors import FormatError
 from gids.store.names import NODE, RELATION
 
 _TABLE_SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", *CSV_SUFFIXES)
-_PACKED = r"\.(gz|bz2|zst|zstd|xz|lz4|br|snappy|zip)"
 _DATA = re.compile(
     r".*\.(parquet|pq|parq|arrows?|feather|ipc|lance|orc|avro|csv|tsv|psv|jsonl?|ndjson|el|edges|edgelist"
-    r"|np[yz]|pth?|pkl|pickle|safetensors|h5|hdf5|nc|bin|raw|memmap|mat|mtx|graphml|gml|db|sqlite|xlsx?)"
-    rf"({_PACKED})?|(.*/)?(nodes?|edges?|feat|label|part)[^/]*(\.(txt|dat)({_PACKED})?|{_PACKED})"
-    r"|(.*/)?(part-)?\d+(_\d+)?",  # without a suffix, as Hive writes Parquet files
+    r"|np[yz]|pth?|pkl|pickle|safetensors|h5|hdf5|nc|bin|raw|memmap|mat|mtx|graphml|gml|db|sqlite|xlsx?)(\.zip)?"
+    r"|.*(?<!\.tar)\.(gz|bz2|zstd?|xz|lz4|br|snappy)|(.*/)?(nodes?|edges?|feat|label|part)[^/]*\.(txt|dat)"
+    r"|(.*/)?(part-)?\d+(_\d+)?",  # the last ones without a suffix, as Hive writes Parquet files
     re.IGNORECASE,
 )
-_TABLE_FORMAT = re.compile(r"(^|/)(_delta_log|\.hoodie|[^/]*=[^/]*)/")
 _PART = re.compile(r"part[-_.]?\d|.*=", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(-?)([0-9a-f]{4}\1){3}[0-9a-f]{12}", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)(?![0-9A-Za-z])")  # that ends a word: 10 of part10, not the one of 10k
@@ -33,10 +31,10 @@ Tables = dict[str, list[Path]]
 def data_files(path: Path) -> list[Path]:
     """The files in a directory, at any depth, that look like data by their names and are not hidden."""
     files = [(file, str(file.relative_to(path))) for file in source_files(path)]
-    if table := next((file for file, name in files if _TABLE_FORMAT.search(name)), None):
+    if table := next((file for file, name in files if re.search(r"\b_delta_log/|\.hoodie/", name)), None):
         raise FormatError(
-            f"{table} is of a Hive, Delta or Hudi table, whose folders and versions gids does not read: "
-            "write its rows to plain files with pyarrow.dataset or the table's own library, and convert these"
+            f"{table} is of a Delta or Hudi table, of which some files may be outdated: write its rows to "
+            "Parquet files with the library of such tables, and convert these"
         )
     return sorted(f for f, name in files if _DATA.fullmatch(name) and not re.match(r"(.*/)?\.", name))
 
@@ -64,7 +62,13 @@ def table_files(path: Path) -> list[Path]:
     """The files of a table: the file itself, or those in the directory, at any depth, by the numbers in their
     names. Not those that Spark and pyarrow leave out, below names that begin with _."""
     files = [f for f in (data_files(path) if path.is_dir() else [path]) if f.name.endswith(_TABLE_SUFFIXES)]
-    return sorted((f for f in files if not re.match(r"(.*/)?_", str(f.relative_to(path)))), key=_order)
+    names = {file: str(file.relative_to(path)) for file in files}
+    if part := next((file for file in files if re.search("=.*/", names[file])), None):
+        raise FormatError(
+            f"{part} is in a folder KEY=VALUE, which stands for a column that gids does not read: write the "
+            "table again with the column in the files, such as with pyarrow.dataset.write_dataset"
+        )
+    return sorted((file for file in files if not re.match(r"(.*/)?_", names[file])), key=_order)
 
 
 def _order(path: Path) -> list[tuple[str, int]]:

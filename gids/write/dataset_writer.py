@@ -58,7 +58,8 @@ class DatasetWriter:
     longer pages. stripe: number of shards in the dataset's directory, or directories that get one shard each.
     workers: number of threads. memory_bytes: limit of the memory for buffers. resume_key: JSON that describes
     the input. A later writer with an equal key keeps the tables and arrays that are finished; without a key,
-    unfinished work is removed. on_bytes(n): progress, from any thread.
+    unfinished work is removed. overwrite: replace the dataset at `path` when this one is finished; its shards
+    in other directories stay. on_bytes(n): progress, from any thread.
 
     Raises FileExistsError if something is at `path`, FormatError, and StorageError if the disk is full (errno
     ENOSPC, EDQUOT, EFBIG). Then nothing is published.
@@ -76,6 +77,7 @@ class DatasetWriter:
         workers: int = 2,
         memory_bytes: int = 256 << 20,
         resume_key: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         table_page_bytes(1, page_bytes)
@@ -99,7 +101,9 @@ class DatasetWriter:
         self._tables: list[TableEntry] = []
         self._open_tables: list[TableWriter] = []
         self._resumable = resume_key is not None
-        self._workplace = Workplace(self.path, stripe_dirs, resume_key, on_bytes=on_bytes)
+        self._workplace = Workplace(
+            self.path, stripe_dirs, resume_key, overwrite=overwrite, on_bytes=on_bytes
+        )
         self._once = self._workplace.once
         self._root = self._workplace.root
         self.resumed = self._workplace.resumed

@@ -42,7 +42,7 @@ READERS = (
     arrays.DIRECTORY,
     arrays.RAW,
 )
-_BY_NAMES = (tables.PARQUET, tables.CSV)  # that files of other formats may have, too
+_BY_NAMES = (tables.PARQUET, tables.CSV, edge_list.READER)  # of files in a directory, also of other formats
 _GENERAL = (arrays.DIRECTORY, arrays.RAW)  # read paths that no other reader recognises
 
 
@@ -67,7 +67,8 @@ def find_reader(
             return named[0]
         raise FormatError(f"unknown format {name!r}; choose {_names(READERS)} (see `gids convert --list`)")
     readers = [r for r in READERS if r not in _GENERAL and r.recognises(path)]
-    readers = [reader for reader in readers if reader not in _BY_NAMES] or readers
+    if path.is_dir():
+        readers = [reader for reader in readers if reader not in _BY_NAMES] or readers
     if len(readers) > 1:
         raise FormatError(f"{path} may be {_names(readers)}: choose one with --from NAME")
     return readers[0] if readers else arrays.DIRECTORY if path.is_dir() else arrays.RAW

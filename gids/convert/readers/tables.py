@@ -260,7 +260,7 @@ class _Reading:
         if column is not None:
             self._ids[ntype] = None
             if not are_positions(table, column):
-                if self._arrays.nodes or self._arrays.edges:
+                if ntype in self._arrays.nodes or any(ntype in r[::2] for r in self._arrays.edges):
                     raise FormatError(
                         f"column {column!r} of {files[0]} has ids other than 0, 1, 2, …, by which the arrays "
                         "beside it number nodes: put the arrays into the tables, or number the nodes so"
@@ -430,7 +430,8 @@ def _leave_out(table: ArrowTable, source: Source, columns: Sequence[str], type_:
 _LAYOUT = """\
 Needs pyarrow. A file of edges, if it has columns of sources and destinations, else of nodes; or several
 files, nodes.parquet edges.parquet; or a directory with nodes.parquet and edges.parquet, or
-nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of
+nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts, in the order of
+the numbers in their names), and arrays beside them as in `directory`. Columns of
 nodes: id | node_id | nid, or --id-column (optional; text or whole numbers, by which edges name nodes);
 label | labels | y; train_mask, val_mask, test_mask; any other column of numbers, or of lists of one
 length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source | src_id | u | from,
