@@ -155,12 +155,13 @@ class DatasetWriter:
         """Write one table.
 
         kind: "node" or "edge". type_: node type or (src, rel, dst). rows: values[row_count, *shape], for
-        edges in order of edge ids. dtype: cast to this type. Rounding to a shorter floating type is allowed;
-        any other change of a value raises FormatError. scale: "row" or "column", for floating rows stored as
-        int8: one scale per row or column; "column" reads the source twice. order: the position of each row on
-        disk, int[row_count], each position once, or a function that returns it. Readers still use ids. An
-        order needs the size of the table as scratch space on disk. page_bytes: page size of this table; None:
-        that of the writer.
+        edges in order of edge ids: a tensor, an array, or anything with shape, dtype and slices (of h5py,
+        zarr, …), which several threads read by blocks. dtype: cast to this type. Rounding to a shorter
+        floating type is allowed; any other change of a value raises FormatError. scale: "row" or "column",
+        for floating rows stored as int8: one scale per row or column; "column" reads the source twice. order:
+        the position of each row on disk, int[row_count], each position once, or a function that returns it.
+        Readers still use ids. An order needs the size of the table as scratch space on disk. page_bytes: page
+        size of this table; None: that of the writer.
 
         Returns how values were rounded and the largest error, or None if all values are exact.
         """

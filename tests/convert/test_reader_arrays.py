@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 import torch
-import torch
 from datasets import save_arrays
 from reader_example import assert_dataset, assert_table, convert, refused
 

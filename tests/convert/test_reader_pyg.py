@@ -340,9 +340,8 @@ def test_numbers_and_text_are_left_out_with_a_warning(tmp_path, capsys):
 
 
 def test_attributes_n_id_e_id_and_batch_keep_their_values_in_minibatches(tmp_path, geometric):
-    from gids.pyg import NeighborLoader
-
     import gids
+    from gids.pyg import NeighborLoader
 
     more = {"n_id": torch.arange(N) + 100, "e_id": torch.arange(E) + 7, "batch": torch.arange(N) % 3}
     torch.save(tensors(**more), tmp_path / "d.pt")

@@ -264,8 +264,8 @@ Needs torch 2.6 or newer (older: to_dict() only), not torch_geometric. y: labels
 test_mask: splits; x and any other attribute with a row per node: tables; edge_index, or adj_t as a
 sparse tensor (COO, CSR): the graph, with values other than 1 as table weight of edges; other attributes
 with a row per edge: tables of edges; time: a table, and the times of nodes or edges. If there are as many
-nodes as edges, "edge" in a name means edges. Leaves out edge_label_index and edge_label (pairs to predict).
-A plain tensor is one table, with the name of --table.
+nodes as edges, "edge" in a name means edges. Values may be tensors, NumPy arrays, lists, or sparse matrices.
+A plain tensor is one table, with the name of --table. Pairs to predict (edge_label_index) need --skip.
 Never runs pickled code: objects of other classes (torch_sparse.SparseTensor, transforms, ...) raise an
 error; save data.to_dict() without them."""
 
