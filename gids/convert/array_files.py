@@ -154,13 +154,13 @@ def open_hdf5(path: Path) -> dict[str, SourceArray]:
     """The datasets of an HDF5 file by name (in groups: GROUP/NAME). Needs h5py."""
     h5py, arrays = import_library(path, "h5py"), {}
 
-    def add(name: str, found: Any) -> None:
-        if isinstance(found, h5py.Dataset):
-            dtype = np.dtype("U1") if h5py.check_string_dtype(found.dtype) else found.dtype
-            if found.shape is None or torch_dtype_of(dtype) is None:
-                arrays[name] = _unusable(dtype, found.shape or ())
+    def add(name: str, member: Any) -> None:
+        if isinstance(member, h5py.Dataset):
+            dtype = np.dtype("U1") if h5py.check_string_dtype(member.dtype) else member.dtype
+            if member.shape is None or torch_dtype_of(dtype) is None:
+                arrays[name] = _unusable(dtype, member.shape or ())
             else:
-                arrays[name] = SourceArray(SliceRows(found)) if found.shape else array_of(found[...])
+                arrays[name] = SourceArray(SliceRows(member)) if member.shape else array_of(member[...])
 
     with reading(path):
         h5py.File(path, "r").visititems(add)

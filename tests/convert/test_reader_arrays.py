@@ -225,6 +225,9 @@ def test_files_of_a_directory_that_training_needs_are_read_or_named(tmp_path, ca
     error = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
     assert "--skip feat: 'feat' of " in error
     assert "without the header of .npy" in error
+    (tmp_path / "s/other.h5").touch()  # which cannot be read
+    convert(tmp_path / "s", tmp_path / "x.gids", "--skip", "other.h5", "--skip", "feat")
+    (tmp_path / "s/other.h5").unlink()
     (tmp_path / "s/feat.npy").unlink()
     torch.save({"train_idx": torch.arange(5), "val_mask": [True] * 50, "n": 3}, tmp_path / "s/splits.pt")
     torch.save(torch.from_numpy(FEAT), tmp_path / "s/feat.pt")

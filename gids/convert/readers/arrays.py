@@ -71,11 +71,12 @@ _MEANING = {
 }
 
 
-def _in_folder(folder: Path, scratch: Path, used: set[Path]) -> Iterator[tuple[str, SourceArray]]:
+def _in_folder(folder: Path, scratch: Path, source: Source) -> Iterator[tuple[str, SourceArray]]:
     """(name, array) of each array in the files of a directory, by file name, but of used files."""
-    for path in sorted(p for p in folder.iterdir() if p.suffix in _OPEN and p not in used):
-        used.add(path)
-        members = _OPEN[path.suffix](path, scratch)
+    for path in sorted(p for p in folder.iterdir() if p.suffix in _OPEN and p not in source.used):
+        if source.skips(path.name):
+            continue
+        members = _OPEN[path.suffix](source.uses(path), scratch)
         if is_scipy_sparse(members):
             if path.stem not in ("adj", "attr"):
                 raise FormatError(
@@ -239,7 +240,7 @@ def directory_arrays(path: Path, scratch: Path, source: Source, *, has_types: bo
     files that are used. has_types: which of both; None: the former if there are any."""
 
     def arrays(folder: Path) -> NamedArrays:
-        return NamedArrays(str(folder), _in_folder(folder, scratch, source.used), source)
+        return NamedArrays(str(folder), _in_folder(folder, scratch, source), source)
 
     of_nodes, of_edges = (
         [folder for folder in folders_in(path / kind) if any(p.suffix in _OPEN for p in folder.iterdir())]
