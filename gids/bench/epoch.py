@@ -90,7 +90,7 @@ def check_task(store: FeatureStore, table: Table) -> None:
             "vector per node: choose another --table"
         )
     labels, train = store.labels.get(ntype), store.splits.get(ntype, {}).get("train")
-    are_classes = labels is not None and labels.dim() == 1 and not labels.dtype.is_floating_point
+    are_classes = labels is not None and labels[:1].numel() <= 1 and not labels.dtype.is_floating_point
     if labels is None or not are_classes or train is None or not len(train):
         raise ValueError(f"{store.name} has no train split of nodes whose labels are classes, to train on")
     if bool((labels[train] < 0).any()):

@@ -62,7 +62,7 @@ class Side:
         self.shards = [path for table in self.tables for path in table.shard_paths]
         self.graph = load_graph(self.store)
         self.target = str(self.tables[0].type)
-        labels = self.store.labels[self.target].long()
+        labels = self.store.labels[self.target].long().flatten()
         self.graph.nodes[self.target].data["label"] = labels
         self.train_ids = self.store.splits[self.target]["train"][: config.batches * config.batch_size]
         self.batches = -(-len(self.train_ids) // config.batch_size)

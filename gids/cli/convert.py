@@ -132,8 +132,8 @@ def choices_of(args: argparse.Namespace, others: Sequence[Path], **more: Any) ->
 
 
 def _add_storage(option: Option) -> list[argparse.Action]:
-    text = "type to store: float64, float32, float16, bfloat16, int8, uint8, int32 or int64; of raw binary: "
-    add_repeated(option, "--dtype", f"{text}its type", "[TABLE=]TYPE")
+    text = "type to store, such as float32, float16, bfloat16, int64 or int8; of raw binary: its type"
+    add_repeated(option, "--dtype", text, "[TABLE=]TYPE")
     text = "size of all pages, a multiple of 512 (default: chosen)"
     option("--page-bytes", parse_bytes, text, metavar="BYTES")
     option("--stripe", None, "distribute the pages over these, one per SSD", [], "DIR", nargs="+")

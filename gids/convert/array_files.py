@@ -1,4 +1,5 @@
-"""Opens arrays in .npy, .npz and raw files, and CSR matrices, without reading them. Called by the readers.
+"""Opens arrays in .npy, .npz, .pt, HDF5, safetensors and raw files, and CSR matrices, without reading them.
+Called by the readers.
 
 Compressed members of a .npz file are read as streams. Those in Fortran order are unpacked to scratch first.
 """
@@ -10,21 +11,22 @@ import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from gids.convert.source import described, numbers
-from gids.convert.source_files import open_zip, reading, starts_with
+from gids.convert.source import NAMED, Source, described, numbers
+from gids.convert.source_files import import_library, open_zip, reading, starts_with
 from gids.convert.stream_rows import PackedRows
+from gids.convert.torch_file import SPARSE, as_tensor, load_torch
 from gids.errors import FormatError
-from gids.store.dtypes import table_dtype, torch_dtype_of
+from gids.store.dtypes import TABLE_DTYPES, table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
-from gids.store.rows import ColumnRows, FileRows, Rows, as_int64, read_range
+from gids.store.rows import ColumnRows, FileRows, Rows, SliceRows, TensorRows, as_int64, read_range
 from gids.write.files import check_space
 
 _COPY_BYTES = 8 << 20
@@ -36,13 +38,24 @@ _CSR_PARTS = ("data", "indices", "indptr", "shape")
 class SourceArray:
     """An array in a source.
 
-    rows: None if it cannot be stored; then `why` is the reason, and kind is "text", "objects", "complex" or
-    "other", or "" for what is not an array of rows.
+    rows: None if it cannot be stored; then `why` is the reason, and is_data: whether it may be data of nodes
+    or edges, as single numbers, text and notes are not.
     """
 
     rows: Rows | None
     why: str = ""
-    kind: str = ""
+    is_data: bool = False
+
+    def take(self, name: str, where: object, source: Source) -> Rows | None:
+        """The rows, or None if the source leaves the array out."""
+        rows, why, is_data = self.rows, self.why, self.is_data
+        if rows is not None:
+            if rows.dtype in TABLE_DTYPES.values() and (rows.shape or name == "num_nodes"):
+                return rows
+            is_data = bool(rows.shape)
+            why = f"{described(rows)}, which tables cannot hold" if is_data else "a single number"
+        source.leave_out(f"{name!r} of {where}", why, name if is_data or name in NAMED else "")
+        return None
 
 
 class NpyHeader(NamedTuple):
@@ -101,12 +114,71 @@ def _in_place(path: Path, header: NpyHeader, start: int) -> SourceArray:
 
 
 def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> SourceArray:
-    kinds = {"O": "objects", "U": "text", "S": "text", "c": "complex"}
-    kind = kinds.get(dtype.kind, "other") if shape else ""
+    is_data = bool(shape) and dtype.kind not in "US"
     if dtype.hasobject:
-        return SourceArray(None, why="Python objects, which need unpickling", kind=kind)
+        return SourceArray(None, "Python objects, which need unpickling", is_data)
     rest = "which tables cannot hold" if dtype.kind in "cf" else "not numbers"
-    return SourceArray(None, why=f"of type {dtype}, {rest}", kind=kind)
+    return SourceArray(None, f"of type {dtype}, {rest}", is_data)
+
+
+def array_of(value: Any) -> SourceArray:
+    """A value of a file of torch.save: a tensor, an array of NumPy, a number, or lists of numbers."""
+    value = as_tensor(value)
+    if isinstance(value, np.ndarray):
+        return _unusable(value.dtype, value.shape)
+    if not isinstance(value, torch.Tensor):
+        values = value.values() if isinstance(value, Mapping) else value
+        first = next(iter(values), "") if isinstance(values, Iterable) else values
+        is_lookup = isinstance(value, (Mapping, set)) and isinstance(first, (int, float))
+        return SourceArray(None, f"a {type(value).__name__}", not (is_lookup or isinstance(first, str)))
+    if value.layout == torch.sparse_coo and value.dim() == 1:
+        value = value.to_dense()
+    if value.layout == torch.strided and not value.is_nested:
+        return SourceArray(TensorRows(value))
+    is_matrix = value.layout in SPARSE and value.dim() == 2 and value.dense_dim() == 0
+    if not is_matrix or value.dtype == torch.bfloat16:
+        return SourceArray(None, f"a {value.dim()}-dimensional tensor of layout {value.layout}", is_data=True)
+    matrix = value.to_sparse_csr()
+    parts = map(TensorRows, (matrix.values(), matrix.col_indices(), matrix.crow_indices()))
+    return SourceArray(SparseRows(*parts, shape=(matrix.shape[0], matrix.shape[1])))
+
+
+def open_torch(path: Path) -> dict[str, SourceArray]:
+    """The tensor in a file of torch.save, with the name of the file, or those in a dictionary."""
+    saved = load_torch(path)
+    named = saved if isinstance(saved, Mapping) else {path.stem: saved}
+    return {str(name): array_of(value) for name, value in named.items()}
+
+
+def open_hdf5(path: Path) -> dict[str, SourceArray]:
+    """The datasets of an HDF5 file by name (in groups: GROUP/NAME). Needs h5py."""
+    h5py, arrays = import_library(path, "h5py"), {}
+
+    def add(name: str, member: Any) -> None:
+        if isinstance(member, h5py.Dataset):
+            dtype = np.dtype("U1") if h5py.check_string_dtype(member.dtype) else member.dtype
+            if member.shape is None or torch_dtype_of(dtype) is None:
+                arrays[name] = _unusable(dtype, member.shape or ())
+            else:
+                arrays[name] = SourceArray(SliceRows(member)) if member.shape else array_of(member[...])
+
+    with reading(path):
+        h5py.File(path, "r").visititems(add)
+    return arrays
+
+
+def open_safetensors(path: Path) -> dict[str, SourceArray]:
+    """The tensors of a safetensors file by name. Needs safetensors."""
+    arrays = {}
+    with reading(path):
+        file = import_library(path, "safetensors").safe_open(path, "pt")
+        for name in file.keys():  # noqa: SIM118
+            values = file.get_slice(name)
+            shape = values.get_shape()
+            arrays[name] = SourceArray(
+                SliceRows(values, shape) if shape else TensorRows(file.get_tensor(name))
+            )
+    return arrays
 
 
 def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
@@ -118,7 +190,7 @@ def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
                 unpacked = scratch / f"{path.stem}-{number}.npy"
                 arrays[member.filename.removesuffix(".npy")] = _open_member(path, archive, member, unpacked)
             else:
-                arrays[member.filename] = SourceArray(None, why="not an array")
+                arrays[member.filename] = SourceArray(None, "not an array")
     return arrays
 
 

@@ -13,12 +13,12 @@ import torch
 
 from gids.convert.source import InEdges, Source, described
 from gids.convert.source_files import shown
-from gids.convert.stream_rows import BLOCK_BYTES, PackedRows
+from gids.convert.stream_rows import BLOCK_BYTES
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_ROWS
 from gids.store.names import Relation, describe_type
-from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, as_int64, blocks, check_ids
+from gids.store.rows import ColumnRows, GeneratedRows, Rows, TensorRows, as_int64, blocks, check_ids
 from gids.write.edges import Edges, EdgeSource, edge_list, in_edges
 
 _SOURCES = ("src", "source", "src_id", "u", "from")
@@ -34,8 +34,9 @@ def edge_rows(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSourc
         return edge_pairs(pairs, what, num_src=num_src, num_dst=num_dst)
     if isinstance(rows, TensorRows):
         return edge_list(*rows.values, num_src=num_src, num_dst=num_dst)
-    assert isinstance(rows, (FileRows, PackedRows))
-    return edge_list(rows.row(0), rows.row(1), num_src=num_src, num_dst=num_dst)
+    if (row := getattr(rows, "row", None)) is None:
+        raise FormatError(f"{what} is a sparse matrix; save a dense array of shape (2, E)")
+    return edge_list(row(0), row(1), num_src=num_src, num_dst=num_dst)
 
 
 def edge_pairs(pairs: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSource:

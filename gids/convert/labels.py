@@ -23,19 +23,18 @@ _MAX_TIME = float(1 << 53)  # beyond it, float64 has no odd numbers
 
 
 def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
-    """Labels that are classes, as int64[n] with -1 for negatives and NaN. Returns other labels unchanged.
+    """Labels that are classes, as int64 in their shape with -1 for negatives and NaN. Returns other labels
+    unchanged.
 
     Labels of shape (n,) or (n, 1) are classes if their type is whole, if they are whole floats from -1 on of
     which one or more is NaN or -1, or if the format says so (are_classes). Raises FormatError for a fraction
     among classes.
     """
-    if len(labels.shape) == 2 and labels.shape[1] == 1:
-        labels = column_of(labels, 0)
-    if len(labels.shape) != 1 or labels.dtype.is_complex:
+    if labels.shape[1:] not in ((), (1,)) or labels.dtype.is_complex:
         return labels
     if labels.dtype.is_floating_point and not are_classes and not _are_classes_with_gaps(labels):
         return labels
-    return derived(labels, _classes, torch.int64)
+    return derived(labels, _classes, torch.int64, labels.shape)
 
 
 def _classes(values: torch.Tensor, first: int) -> torch.Tensor:
@@ -44,7 +43,7 @@ def _classes(values: torch.Tensor, first: int) -> torch.Tensor:
         whole = (values == values.floor()) & (values.abs() < 2.0**63)
         wrong = torch.nonzero(~(whole | torch.isnan(values)))
         if len(wrong):
-            row = int(wrong[0])
+            row = int(wrong[0][0])
             raise FormatError(f"label {first + row} is {float(values[row])}; a class must be a whole number")
         values = torch.nan_to_num(values, nan=-1.0)
     return as_int64(values, "a label", first).clamp(min=-1)

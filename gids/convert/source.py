@@ -23,7 +23,7 @@ from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_ROWS
 from gids.store.names import Relation, check_name, describe_type, table_name
-from gids.store.rows import FileRows, Rows, read_range
+from gids.store.rows import FileRows, Rows, TensorRows, read_range
 from gids.write.edges import EdgeSource
 from gids.write.workplace import is_dataset, is_shard_folder, is_workplace
 
@@ -33,6 +33,10 @@ V = TypeVar("V")
 LABELS = ("label", "labels", "y")
 MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
 IDS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
+FEATURES = ("feat", "feats", "feature", "features", "x")
+_EDGES = ("edge_index", "indptr", "indices", "edge_ids", "adj", "adj_t", "edge_attr", "edge_weight")
+NAMED = {*FEATURES, *LABELS, *MASKS, *IDS, *_EDGES, "num_nodes"}
+"""Names of what training needs, whatever it is."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,9 @@ class Source:
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
     node type and relation, edges in the order of their ids. ids: the arrays of ids of nodes, by node type and
     role. notes: sentences about what was found; warnings: sentences that --quiet prints too, such as about
-    what was left out. skip: names of arrays to leave out; skipped: those that were found. used: the files
-    that were read. stored: of a gids dataset; a conversion keeps what no option changes.
+    what was left out. lost: name -> what cannot be converted, see leave_out. skip: names of arrays to leave
+    out; skipped: those that were found. used: the files that were read. stored: of a gids dataset; a
+    conversion keeps what no option changes.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -121,6 +126,7 @@ class Source:
     ids: dict[str, dict[str, Rows]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     skipped: set[str] = field(default_factory=set)
     used: set[Path] = field(default_factory=set)
@@ -132,9 +138,16 @@ class Source:
         self.used.add(file)
         return file
 
-    def leave_out(self, what: str, why: str) -> None:
-        """Warn that a part of the source is not in the dataset."""
-        self.warnings.append(f"left out {what}: {why}")
+    def leave_out(self, what: str, why: str, skip: str = "") -> None:
+        """Leave a part of the source out of the dataset, with a warning.
+
+        skip: the part's name for --skip, if it may be data of nodes or edges: open_source then raises an
+        error that lists all such parts.
+        """
+        if skip:
+            self.lost[skip] = f"{what}: {why}"
+        else:
+            self.warnings.append(f"left out {what}: {why}")
 
     def skips(self, name: str) -> bool:
         """Whether the user wants this array left out. Remembers that it was found."""
@@ -200,7 +213,7 @@ class Source:
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:
             unknown = f"the number of {ntype!r} nodes is unknown: add their features, labels or num_nodes.npy"
-            raise FormatError("; ".join([unknown, *self.warnings]))
+            raise FormatError("; ".join([unknown, *self.warnings, *self.lost.values()]))
         return self.nodes[ntype]
 
     def times_of(self, relation: Relation) -> Rows | Literal["nodes"] | None:
@@ -253,9 +266,12 @@ def numbers(rows: Rows, count: int, what: str) -> list[int]:
     """The whole numbers of an array, which must have `count` entries. Raises FormatError."""
     if math.prod(rows.shape) != count or not is_whole(rows.dtype):
         raise FormatError(f"{what} is {described(rows)}; it must be {count} whole number{'s' * (count > 1)}")
-    flat = rows.reshaped((count,)) if isinstance(rows, (FileRows, PackedRows)) else rows
-    values = read_range(flat, 0, flat.shape[0]).reshape(-1).tolist()
-    return [whole_number(value, what) for value in values]
+    if isinstance(rows, TensorRows):
+        values = rows.values
+    else:
+        flat = rows.reshaped((count,)) if isinstance(rows, (FileRows, PackedRows)) else rows
+        values = read_range(flat, 0, flat.shape[0])
+    return [whole_number(value, what) for value in values.reshape(-1).tolist()]
 
 
 def described(rows: Rows) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gids.errors import FormatError, StorageError
 
-_EXTRAS = {"pyarrow": "parquet", "scipy": "matlab", "yaml": "graphbolt"}
+_EXTRAS = {"pyarrow": "parquet", "scipy": "matlab", "yaml": "graphbolt", "h5py": "hdf5"}
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
 _short.maxlevel = 2
@@ -63,7 +63,7 @@ def import_library(path: Path, module: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(
-            f"{path} needs {package}: pip install 'gids-loader[{_EXTRAS[package]}]' ({error})"
+            f"{path} needs {package}: pip install 'gids-loader[{_EXTRAS.get(package, package)}]' ({error})"
         ) from None
 
 

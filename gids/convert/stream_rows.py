@@ -146,8 +146,14 @@ class PackedRows(StreamRows):
         return PackedRows(*self._member, shape, self.dtype, offset=self._offset)
 
 
-def derived(rows: Rows, function: Callable[[torch.Tensor, int], torch.Tensor], dtype: torch.dtype) -> Rows:
-    """A number per row that function(rows, number of the first) makes of another array, block by block."""
+def derived(
+    rows: Rows,
+    function: Callable[[torch.Tensor, int], torch.Tensor],
+    dtype: torch.dtype,
+    shape: tuple[int, ...] | None = None,
+) -> Rows:
+    """What function(rows, number of the first) makes of another array, block by block: shape (default: a
+    number per row)."""
     step = max(1, BLOCK_BYTES // max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize))
 
     def fill(start: int, out: torch.Tensor) -> None:
@@ -155,7 +161,7 @@ def derived(rows: Rows, function: Callable[[torch.Tensor, int], torch.Tensor], d
             part = out[first - start : first - start + step]
             part.copy_(function(read_range(rows, first, first + len(part)), first))
 
-    return GeneratedRows(rows.shape[:1], dtype, fill)
+    return GeneratedRows(rows.shape[:1] if shape is None else shape, dtype, fill)
 
 
 def column_of(rows: Rows, index: int) -> Rows:

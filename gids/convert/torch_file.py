@@ -20,7 +20,8 @@ import torch
 
 from gids.convert.source_files import open_zip, reading, starts_with
 from gids.errors import FormatError
-from gids.store.rows import ArrayRows, Rows, TensorRows
+from gids.store.dtypes import torch_dtype_of
+from gids.store.rows import Rows, TensorRows
 from gids.stored_file import opened
 
 
@@ -34,6 +35,7 @@ class Record:
         return id(self)
 
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 _RECORDS = tuple(
     f"torch_geometric.data.{module}.{name}"
     for module, names in {
@@ -104,13 +106,16 @@ def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
     return TensorRows(values)
 
 
-def value_rows(value: object, what: str, path: Path) -> Rows:
-    """Rows of a tensor or a NumPy array. Raises FormatError for anything else."""
-    if isinstance(value, torch.Tensor):
-        return mapped_rows(value, path)
-    if not isinstance(value, np.ndarray):
-        raise FormatError(f"{what} is a {type(value).__name__}; it must be a tensor or an array")
-    return ArrayRows(value)
+def as_tensor(value: Any) -> Any:
+    """An array of NumPy, a number, or lists of numbers, as a tensor; anything else is unchanged."""
+    values = value
+    if isinstance(value, (int, float)) or (isinstance(value, (list, tuple)) and value):
+        with contextlib.suppress(ValueError, TypeError, RuntimeError):  # rows of several lengths
+            values = np.asarray(value)
+    if not isinstance(values, np.ndarray) or torch_dtype_of(values.dtype) is None:
+        return value
+    native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    return torch.from_numpy(native.reshape(values.shape))
 
 
 def _load(path: Path) -> Any:
@@ -143,7 +148,7 @@ def _allowed() -> list[Any]:
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # of NumPy 1 and 2
         allowed += [(getattr(multiarray, n), f"{module}.{n}") for n in ("_reconstruct", "scalar")]
     numbers = [type(np.dtype(kind)) for kind in ("bool", *np.typecodes["AllInteger"], "e", "f", "d")]
-    return [*allowed, np.ndarray, np.dtype, *numbers]
+    return [*allowed, np.ndarray, (np.ndarray, "numpy.memmap"), np.dtype, *numbers]
 
 
 def _plain_dict(*_: Any) -> dict[Any, Any]:

@@ -17,8 +17,9 @@ from gids.pyg.stores import LABEL
 from gids.sampler import Minibatch
 from gids.store.names import Relation, describe_type
 
-_OWN = {"edge_index", "n_id", "num_nodes", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges"}
-"""Attributes of minibatches besides features, labels and those of seeds."""
+_OWN = {"edge_index", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
+"""Attributes of minibatches besides features, labels and those of seeds. As in PyG, tables may be called n_id
+and e_id, whose rows then take the place of the ids, and batch, unless subgraphs are disjoint."""
 
 _OF_NODES: tuple[str, ...] = ("input_id", "seed_time", "batch_size")
 _OF_EDGES: tuple[str, ...] = ("input_id", "edge_label_index", "edge_label", "edge_label_time")
@@ -86,7 +87,7 @@ class MinibatchData:
         negatives: NegativeSampling | None,
         labelled: Collection[str],
     ) -> None:
-        names = list(attributes.values())
+        self._names = names = list(attributes.values())
         self._of_seeds = seed_attributes(inputs, negatives)
         for type_, name in names:
             if names.count((type_, name)) > 1:
@@ -118,12 +119,15 @@ class MinibatchData:
             storage(ntype)[LABEL] = labels
         nodes = minibatch.by_type(minibatch.input_nodes)
         for ntype, ids in nodes.items():
-            storage(ntype).n_id = ids
+            if (ntype, "n_id") not in self._names:
+                storage(ntype).n_id = ids
             if ntype not in self._with_rows:
                 storage(ntype).num_nodes = len(ids)
         for relation, sampled in edges.items():
             edge_storage = storage(relation)
-            edge_storage.edge_index, edge_storage.e_id = sampled.index, sampled.ids
+            edge_storage.edge_index = sampled.index
+            if (relation, "e_id") not in self._names:
+                edge_storage.e_id = sampled.ids
             edge_storage.num_sampled_edges = sampled.per_hop
         for ntype, trees in minibatch.by_type(minibatch.batch).items():
             storage(ntype).batch = trees

@@ -31,17 +31,19 @@ TABLE_DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
     "int8": torch.int8,
     "uint8": torch.uint8,
+    "int16": torch.int16,
     "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,
+    # Before 2.3, torch has no tensors of these types.
+    **{name: getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)},
 }
 _STORED = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32", "bool")
 ARRAY_DTYPES: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(name).newbyteorder("<") for name in (*_STORED, "uint16")
 }
 """uint16 is only for the owners of nodes in a part of a dataset."""
-UINT64: torch.dtype | None = getattr(torch, "uint64", None)
-"""None before torch 2.3, whose tensors cannot have this type."""
+UINT64: torch.dtype | None = TABLE_DTYPES.get("uint64")
 
 
 def table_dtype(name: str) -> torch.dtype:
@@ -62,15 +64,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
-    """The torch type that equals a NumPy type of numbers or bool, or None (text, complex, …).
-
-    int16, uint16, uint32 and uint64 can be read, but not stored in tables.
-    """
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        return None
-    # torch before 2.3 has no uint16, uint32 and uint64.
-    known = getattr(torch, dtype.newbyteorder("=").name, None)
-    return known if isinstance(known, torch.dtype) else None
+    """The torch type that equals a NumPy type of numbers or bool, or None (text, complex, …)."""
+    return TABLE_DTYPES.get(dtype.newbyteorder("=").name)
 
 
 def is_whole(dtype: torch.dtype) -> bool:

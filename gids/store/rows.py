@@ -10,6 +10,7 @@ Checks of whole arrays: ids, indptr, row orders, checksums. Called by `verify` a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -70,6 +71,32 @@ class ArrayRows:
     def read_into(self, start: int, out: torch.Tensor) -> None:
         np.copyto(out.numpy(), self._values[start : start + len(out)])
         make_bools_proper(out)
+
+
+class SliceRows:
+    """Rows of what has a shape and slices, such as an array of h5py, zarr or safetensors.
+
+    shape: default: values.shape. at: the positions in the dimensions before the rows.
+    """
+
+    def __init__(self, values: Any, shape: Sequence[int] | None = None, at: tuple[int, ...] = ()) -> None:
+        self._values, self._at = values, at
+        self.shape = tuple(values.shape if shape is None else shape)
+        self.dtype: torch.dtype = self._slice(0, 0).dtype
+
+    def _slice(self, start: int, stop: int) -> Rows:
+        piece = self._values[(*self._at, slice(start, stop))]
+        rows = as_rows(piece if isinstance(piece, torch.Tensor) else np.asarray(piece))
+        if rows.shape != (stop - start, *self.shape[1:]):
+            raise FormatError(f"rows {start} to {stop} have shape {rows.shape}, in an array of {self.shape}")
+        return rows
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        self._slice(start, start + len(out)).read_into(0, out)
+
+    def row(self, index: int) -> SliceRows:
+        """The elements of one row, as rows."""
+        return SliceRows(self._values, self.shape[1:], (*self._at, index))
 
 
 class GeneratedRows:
@@ -137,20 +164,34 @@ class ColumnRows:
             out.view(len(out), -1)[:, int(position)] = column
 
 
-Values = Rows | torch.Tensor | np.ndarray
+class Sliceable(Protocol):
+    """An array that is read by slices, such as a dataset of h5py or zarr, from several threads."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+Values = Rows | torch.Tensor | np.ndarray | Sliceable
 
 
 def as_rows(values: Values) -> Rows:
-    """Rows of a tensor or array. Rows are returned unchanged. Raises TypeError for anything else."""
+    """Rows of a tensor, or of anything with a shape, a dtype and slices. Rows are returned unchanged. Raises
+    TypeError for anything else."""
     if isinstance(values, np.ndarray):
         return ArrayRows(values)
     if isinstance(values, torch.Tensor):
         if values.layout == torch.strided:
             return TensorRows(values)
     elif hasattr(values, "read_into"):
-        return values
+        return cast(Rows, values)
+    elif all(hasattr(values, name) for name in ("shape", "dtype", "__getitem__")):
+        with contextlib.suppress(FormatError, TypeError, LookupError, ValueError):  # a matrix of SciPy
+            return SliceRows(values)
     what = "a sparse tensor" if isinstance(values, torch.Tensor) else type(values).__name__
-    raise TypeError(f"values must be an array of NumPy or a dense tensor of torch (got {what})")
+    raise TypeError(f"values must be an array of NumPy, a dense tensor of torch, or have slices (got {what})")
 
 
 def read_range(rows: Rows, start: int, stop: int) -> torch.Tensor:

@@ -46,6 +46,8 @@ from gids.write.table_writer import TableWriter
 from gids.write.workplace import Workplace, dataset_path
 
 _PIECE_BYTES = 8 << 20
+_LABEL_DTYPES = [TABLE_DTYPES[n] for n in ("float16", "float32", "float64", "int8", "uint8", "int32", "bool")]
+"""Besides int64: the types that arrays of a dataset have and that torch calculates with."""
 
 Positions = np.ndarray | torch.Tensor
 RowOrder = Positions | Callable[[], Positions]
@@ -156,12 +158,14 @@ class DatasetWriter:
         """Write one table.
 
         kind: "node" or "edge". type_: node type or (src, rel, dst). rows: values[row_count, *shape], for
-        edges in order of edge ids. dtype: cast to this type. Rounding to a shorter floating type is allowed;
-        any other change of a value raises FormatError. scale: "row" or "column", for floating rows stored as
-        int8: one scale per row or column; "column" reads the source twice. order: the position of each row on
-        disk, int[row_count], each position once, or a function that returns it. Readers still use ids. An
-        order needs the size of the table as scratch space on disk. page_bytes: page size of this table; None:
-        that of the writer. columns: the names of the values of a row of one dimension (default: none).
+        edges in order of edge ids: a tensor, an array, or anything with shape, dtype and slices (of h5py,
+        zarr, …), which several threads read by blocks. dtype: cast to this type. Rounding to a shorter
+        floating type is allowed; any other change of a value raises FormatError. scale: "row" or "column",
+        for floating rows stored as int8: one scale per row or column; "column" reads the source twice. order:
+        the position of each row on disk, int[row_count], each position once, or a function that returns it.
+        Readers still use ids. An order needs the size of the table as scratch space on disk. page_bytes: page
+        size of this table; None: that of the writer. columns: the names of the values of a row of one
+        dimension (default: none).
 
         Returns how values were rounded and the largest error, or None if all values are exact.
         """
@@ -422,24 +426,24 @@ class DatasetWriter:
         arrays.update({role: array_entry(fields) for role, fields in written.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
-        """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64,
-        bfloat16 becomes float32.
+        """Write the label or labels of each node: labels[num_nodes, …], in this shape.
 
-        Raises FormatError for 2^63 and more, and for other integers than int8, uint8, int32 and int64 in
-        several dimensions.
+        Integers and bool of shape [num_nodes] or [num_nodes, 1] become int64; so do int16, uint16, uint32 and
+        uint64. bfloat16 becomes float32. Raises FormatError for 2^63 and more.
         """
         labels = as_rows(labels)
         if not labels.shape:
             raise FormatError(f"labels of {ntype!r} are a single number; there must be one per node")
         self.add_nodes(ntype, labels.shape[0])
-        is_class = len(labels.shape) == 1 and (is_whole(labels.dtype) or labels.dtype == torch.bool)
-        wide = torch.float32 if labels.dtype == torch.bfloat16 else labels.dtype
-        dtype = torch.int64 if is_class else wide
-        if dtype not in TABLE_DTYPES.values():
+        is_class = math.prod(labels.shape[1:]) == 1 and (is_whole(labels.dtype) or labels.dtype == torch.bool)
+        dtype = torch.float32 if labels.dtype == torch.bfloat16 else labels.dtype
+        if is_class or (is_whole(dtype) and dtype not in _LABEL_DTYPES):
+            dtype = torch.int64
+        elif dtype not in _LABEL_DTYPES:
             described = f"{str(dtype).removeprefix('torch.')}{list(labels.shape)}"
-            raise FormatError(f"labels of {ntype!r} are {described}; save them as int32 or int64")
+            raise FormatError(f"labels of {ntype!r} are {described}; save them as float32 or int64")
         pieces = (
-            (as_int64(block, "a label", first) if is_class else block.to(dtype)).numpy()
+            (as_int64(block, "a label", first) if dtype == torch.int64 else block.to(dtype)).numpy()
             for first, block in blocks(labels, _PIECE_BYTES)
         )
         with naming(f"labels of {ntype!r}"):

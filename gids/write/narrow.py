@@ -18,8 +18,6 @@ from gids.store.rows import GeneratedRows, Rows, blocks, read_range
 
 _PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries are small
 _COMPARED_VALUES = 1 << 17  # at a time after a cast, so that temporaries are small
-_WIDER = {"int16": torch.int32, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.int64}
-"""For whole numbers of types that tables cannot have."""
 _WIDER_FLOATS = torch.bfloat16, torch.float32, torch.float64
 
 
@@ -125,10 +123,7 @@ def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
         lost = ~equal_values(piece, flat_out[start : start + _COMPARED_VALUES])
         if bool(lost.any()):
             number = int(piece[int(lost.to(torch.uint8).argmax())].item())
-            cure = f"keep {_WIDER.get(str(values.dtype).removeprefix('torch.'), values.dtype)}"
-            if number >= 1 << 63:
-                cure = "tables hold whole numbers below 2^63"
-            raise FormatError(f"{number} is not exact in {out.dtype}; {cure}")
+            raise FormatError(f"{number} is not exact in {out.dtype}; keep {values.dtype}")
 
 
 def narrowed(rows: Rows, dtype: torch.dtype, tally: Tally) -> Rows:

@@ -44,7 +44,7 @@ OF_AN_ARRAY = [
 OF_A_DIRECTORY = [
     (["--num-nodes", "20"], "the option is for parquet, csv, edges"),
     (["--labels", "2K"], "the option is for igb"),
-    (["--table", "paper.x"], "the option is for npy, raw"),
+    (["--table", "paper.x"], "the option is for pyg, npy, raw"),
     (["--shape", "4,4"], "the option is for raw"),
     (["--skip", "pos"], "has no array of that name"),
     (["--split", "0.5,0.5,0"], "but the source has no labels: leave it out"),

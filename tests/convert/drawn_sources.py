@@ -12,18 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import scipy.sparse
 import torch
 from datasets import save_arrays
+from safetensors.torch import save_file
 
 from gids.store.dtypes import byte_view
 
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-TARGETS = (None, "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+TARGETS = (None, *FLOATS, *WHOLE, "bool")
 HOMOGENEOUS = ("_N", "_E", "_N")
 NEAR = (0.0, -0.0, 65504, 65520, 3.3e38, 1e39, 1e-40, 6e-8, 2.0**24 + 1, -1, np.nan, np.inf, -np.inf)
 _BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # of a significand
@@ -112,7 +114,7 @@ def draw(seed: int, name: str) -> Draw:
         seed=seed,
         feat=Values(np.asarray(feat, order=str(rng.choice(["C", "F"]))), dtype),
         weight=Values(numbers(rng, weight, edges.shape[1:]), weight),
-        labels=rng.integers(0, 5, node_count).astype(rng.choice(WHOLE)),
+        labels=rng.integers(0, 5, (node_count, 1)[: rng.integers(1, 3)]).astype(rng.choice(WHOLE)),
         edges=edges.astype(rng.choice(["int32", "int64", "uint8", "uint16"])),
         target=None if rng.random() < 0.2 else TARGETS[rng.integers(len(TARGETS))],
     )
@@ -137,11 +139,8 @@ def stored(values: Values | None, target: str | None) -> torch.Tensor | str | No
     whole = [int(v) for v in values.array.reshape(-1)]
     if not all(_holds(target, v) for v in whole):
         return None
-    return (
-        torch.tensor(whole, dtype=torch.float64 if target in FLOATS else torch.int64)
-        .to(wanted)
-        .view(tensor.shape)
-    )
+    exact = np.array(whole, "float64" if target in FLOATS else target)
+    return torch.from_numpy(exact).to(wanted).view(tensor.shape)
 
 
 def _holds(dtype: str, value: int) -> bool:
@@ -204,6 +203,11 @@ def _arrays(draw: Draw) -> dict[str, np.ndarray]:
     }
 
 
+def _tensors(draw: Draw) -> dict[str, torch.Tensor]:
+    made = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in _arrays(draw).items()}
+    return made | {"feat": draw.feat.tensor(), "edge_weight": draw.weight.tensor()}
+
+
 def npz(root: Path, draw: Draw) -> Written:
     save = np.savez_compressed if draw.seed % 2 else np.savez
     save(root / "a.npz", **_arrays(draw))
@@ -213,6 +217,32 @@ def npz(root: Path, draw: Draw) -> Written:
 def directory(root: Path, draw: Draw) -> Written:
     save_arrays(root / "s", **_arrays(draw))
     return _homogeneous(root / "s", draw)
+
+
+def hdf5(root: Path, draw: Draw) -> Written:
+    with h5py.File(root / "a.h5", "w") as file:
+        for name, values in _arrays(draw).items():
+            chunks = True if draw.seed % 2 and values.size else None
+            file.create_dataset(name, data=values, chunks=chunks, compression="gzip" if chunks else None)
+    return _homogeneous(root / "a.h5", draw)
+
+
+def safetensors(root: Path, draw: Draw) -> Written:
+    save_file(_tensors(draw), root / "a.safetensors")
+    return _homogeneous(root / "a.safetensors", draw)
+
+
+def torch_files(root: Path, draw: Draw) -> Written:
+    """A plain tensor in each file of a directory."""
+    (root / "s").mkdir()
+    for name, values in _tensors(draw).items():
+        torch.save(values, root / f"s/{name}.pt")
+    return _homogeneous(root / "s", draw)
+
+
+def tensor_file(root: Path, draw: Draw) -> Written:
+    torch.save(draw.feat.tensor(), root / "x.pt")
+    return Written(root / "x.pt", (), {"_N.feat": draw.feat})
 
 
 def in_edges(root: Path, draw: Draw) -> Written:
@@ -240,15 +270,23 @@ def sparse_npz(root: Path, draw: Draw) -> Written:
 
 
 def pyg(root: Path, draw: Draw) -> Written:
-    torch.save(
-        {
-            "feat": draw.feat.tensor(),
-            "edge_index": torch.from_numpy(draw.edges.astype(np.int64)),
-            "edge_weight": draw.weight.tensor(),
-            "y": torch.from_numpy(draw.labels),
-        },
-        root / "d.pt",
-    )
+    """Each attribute is a tensor, an array of NumPy, lists, a memory map, or sparse."""
+    rng = np.random.default_rng(draw.seed)
+    saved: dict[str, Any] = {}
+    for name, values in _tensors(draw).items():
+        kinds = ["tensor"] if values.dtype == torch.bfloat16 else ["tensor", "array", "memory map"]
+        kinds += ["lists"] if values.dtype in (torch.int64, torch.float64) and values.numel() else []
+        if name in ("feat", "y") and values.dim() == 2 and values.dtype in (torch.float32, torch.int64):
+            kinds += [] if bool(torch.signbit(values[values == 0]).any()) else ["coo", "csr", "csc"]
+        kind = rng.choice(kinds)
+        if kind == "memory map":
+            np.save(root / f"{name}.npy", values.numpy())
+            saved[name] = np.load(root / f"{name}.npy", mmap_mode="r" if values.numel() else None)
+        elif kind in ("coo", "csr", "csc"):
+            saved[name] = values.to_sparse(layout=getattr(torch, f"sparse_{kind}"))
+        else:
+            saved[name] = {"array": values.numpy, "lists": values.tolist}.get(kind, lambda v=values: v)()
+    torch.save(saved, root / "d.pt")
     return _homogeneous(root / "d.pt", draw, weight_key="edge_weight")
 
 
@@ -331,6 +369,7 @@ def parquet(root: Path, draw: Draw) -> Written:
     if feat.array.ndim > 2:
         feat = Values(feat.array.reshape(draw.node_count, -1), feat.dtype)
     ids = np.arange(draw.node_count).astype(["int64", "uint8"][draw.seed % 2])
+    draw = replace(draw, labels=draw.labels.reshape(-1))
     columns = {"id": pa.array(ids), "y": pa.array(draw.labels)}
     if feat.array.ndim == 2 and feat.array.shape[1] > 1 and draw.seed % 2:
         columns |= {f"{name}_{i}": _column(Values(c, feat.dtype)) for i, c in enumerate(feat.array.T)}
@@ -361,7 +400,7 @@ def ogb(root: Path, draw: Draw) -> Written:
         num_nodes_list=np.array([draw.node_count]),
         num_edges_list=np.array([draw.edges.shape[1]]),
     )
-    np.savez(root / "s/raw/node-label.npz", node_label=draw.labels[:, None])
+    np.savez(root / "s/raw/node-label.npz", node_label=draw.labels)
     return _homogeneous(root / "s", draw)
 
 
@@ -381,6 +420,7 @@ def ogb_text(root: Path, draw: Draw) -> Written:
     write("num-node-list", [draw.node_count])
     write("num-edge-list", [draw.edges.shape[1]])
     write("node-label", draw.labels)
+    draw = replace(draw, labels=draw.labels.reshape(-1, 1))  # a column for each task
     return _homogeneous(root / "s", draw, weight_key="", feat=_as_text(feat, "float32"))
 
 
@@ -391,6 +431,10 @@ READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
     "raw": (raw, tuple(name for name in ALL if name in TARGETS)),
     "npz": (npz, NUMPY),
     "directory": (directory, NUMPY),
+    "hdf5": (hdf5, NUMPY),
+    "safetensors": (safetensors, ALL),
+    "torch files": (torch_files, ALL),
+    "tensor file": (tensor_file, ALL),
     "in-edges": (in_edges, NUMPY),
     "sparse npz": (sparse_npz, tuple(name for name in NUMPY if name != "float16")),
     "pyg": (pyg, ALL),

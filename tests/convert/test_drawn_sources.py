@@ -89,7 +89,7 @@ def check_many(tmp_path, name, seeds, capsys):
 @needs_torch_2_6
 # torch warns once in a process that makes such a tensor.
 @pytest.mark.filterwarnings("ignore:Sparse CS[CR] tensor support:UserWarning")
-@pytest.mark.few(8)
+@pytest.mark.few(11)
 @pytest.mark.parametrize("name", READERS)
 def test_every_value_is_equal_to_numpy_or_refused_by_name(tmp_path, capsys, name):
     check_many(tmp_path, name, DRAWS, capsys)

@@ -34,8 +34,8 @@ def test_source_of_two_formats_needs_from_option_with_a_known_name(tmp_path, cap
     (tmp_path / "s/metadata.yaml").write_text("feature_data: []")
     message = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
     assert "may be ogb, graphbolt: choose one with --from" in message
-    message = refused(capsys, tmp_path / "s", tmp_path / "x.gids", "--from", "hdf5")
-    assert "unknown format 'hdf5'; choose gids, ogb, mag240m" in message
+    message = refused(capsys, tmp_path / "s", tmp_path / "x.gids", "--from", "hdf6")
+    assert "unknown format 'hdf6'; choose gids, ogb, mag240m" in message
 
 
 def test_a_file_that_may_be_edges_or_a_table_needs_a_choice(tmp_path, capsys):

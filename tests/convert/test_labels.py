@@ -44,9 +44,9 @@ NAN = float("nan")
     ("labels", "expected"),
     [
         (np.array([2, -7, 0]), [2, -1, 0]),
-        (np.array([[1], [3]], np.uint8), [1, 3]),
+        (np.array([[1], [3]], np.uint8), [[1], [3]]),
         (np.array([1.0, NAN, 3.0]), [1, -1, 3]),
-        (np.array([[1.0], [-1.0], [NAN]], np.float32), [1, -1, -1]),
+        (np.array([[1.0], [-1.0], [NAN]], np.float32), [[1], [-1], [-1]]),
         (np.array([1.0, -1.0, 0.0]), [1, -1, 0]),
         (np.array([1.0, 2.0]), None),  # may be a measure
         (np.array([-1.0, 2.5]), None),

@@ -138,7 +138,8 @@ BAD_DIRECTORIES = {
         {"nodes/a/feat": FEAT, "edges/ab/edge_index": EDGES},
         "must be SOURCE.RELATION.DESTINATION",
     ),
-    "int16": ({"feat": FEAT.astype(np.int16)}, "cannot hold int16: cast it (--dtype)"),
+    "dates": ({"feat": FEAT, "day": np.zeros(50, "M8[s]")}, "leave it out with --skip day: 'day' of "),
+    "a mask of text": ({"feat": FEAT, "test_mask": np.array(["a"] * 50)}, "with --skip test_mask: "),
     "a short mask": (
         {"feat": FEAT, "train_mask": np.ones(45, bool)},
         "gives 45 '_N' nodes, but there are 50 (from 'feat' of ",
@@ -188,15 +189,56 @@ def test_one_of_several_splits(tmp_path, capsys):
 @pytest.mark.parametrize("values", [FEAT.astype(object), FEAT + 1j])
 def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys, values):
     np.savez(tmp_path / "x.npz", feat=values, edge_index=EDGES, num_nodes=50)
-    assert "cast it, or give --skip feat" in refused(
-        capsys, tmp_path / "x.npz", tmp_path / "x.gids", "--quiet"
-    )
+    error = refused(capsys, tmp_path / "x.npz", tmp_path / "x.gids", "--quiet")
+    assert "correct it, or leave it out with --skip feat: 'feat' of x.npz: " in error
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--skip", "feat", "--quiet")
     assert (list(store.tables), store.num_edges()) == ([], 300)
     np.savez(tmp_path / "y.npz", emb=FEAT.astype(object), edge_index=EDGES)
-    assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in refused(
+    assert "num_nodes.npy; 'emb' of y.npz: Python objects" in refused(
         capsys, tmp_path / "y.npz", tmp_path / "y.gids", "--quiet"
     )
+
+
+def test_members_of_hdf5_without_rows_are_left_out_or_must_be_skipped(tmp_path, capsys):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.update({"edge_index": EDGES, "num_nodes": 50, "title": "cora", "names": ["a"] * 50, "rate": 0.5})
+        file["group/feat"] = FEAT
+        file["none"] = h5py.Empty("f4")
+        file["pairs"] = np.zeros(50, [("a", "f4"), ("b", "i4")])
+    error = refused(capsys, tmp_path / "a.h5", tmp_path / "x.gids")
+    assert "leave it out with --skip pairs: 'pairs' of a.h5: of type [('a', '<f4'), " in error
+    store = convert(tmp_path / "a.h5", tmp_path / "a.gids", "--skip", "pairs", "--quiet")
+    assert store.num_nodes() == 50
+    assert_table(store, "_N.group/feat", FEAT)
+    assert [line.split("'")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "names",
+        "none",
+        "rate",
+        "title",
+    ]
+
+
+def test_files_of_a_directory_that_training_needs_are_read_or_named(tmp_path, capsys):
+    save_arrays(tmp_path / "s", edge_index=EDGES, num_nodes=np.array(50))
+    (tmp_path / "s/feat.npy").write_bytes(FEAT.tobytes())
+    error = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
+    assert "--skip feat: 'feat' of " in error
+    assert "without the header of .npy" in error
+    (tmp_path / "s/other.h5").touch()  # which cannot be read
+    convert(tmp_path / "s", tmp_path / "x.gids", "--skip", "other.h5", "--skip", "feat")
+    (tmp_path / "s/other.h5").unlink()
+    (tmp_path / "s/feat.npy").unlink()
+    torch.save({"train_idx": torch.arange(5), "val_mask": [True] * 50, "n": 3}, tmp_path / "s/splits.pt")
+    torch.save(torch.from_numpy(FEAT), tmp_path / "s/feat.pt")
+    store = convert(tmp_path / "s", tmp_path / "s.gids")
+    assert_table(store, "_N.feat", FEAT)
+    assert {k: len(v) for k, v in store.splits["_N"].items()} == {"train": 5, "val": 50}
+
+
+def test_a_tensor_of_the_shape_of_edges_must_have_a_name(tmp_path, capsys):
+    torch.save(torch.from_numpy(EDGES), tmp_path / "x.pt")
+    assert "may be edges or a table" in refused(capsys, tmp_path / "x.pt", tmp_path / "x.gids")
 
 
 def test_scipys_sparse_files(tmp_path, capsys):

@@ -104,24 +104,25 @@ def test_several_types_and_the_old_name_of_seeds(tmp_path, capsys):
         "tasks": [node_sets("item", seeds="seed_nodes"), {"name": "link_prediction"}],
     }
     write(root, meta)
+    error = refused(capsys, root, tmp_path / "x.gids")
+    assert "--skip link_prediction: task 'link_prediction': a dataset has one task, here " in error
     assert_dataset(
-        convert(root, tmp_path / "g.gids", "--from", "graphbolt"),
+        convert(root, tmp_path / "g.gids", "--from", "graphbolt", "--skip", "link_prediction"),
         tables={"user.feat": FEAT[:30].astype(np.float16), "item.feat": FEAT},
         edges={("user", "like", "item"): likes, ("item", "also", "item"): EDGES},
         labels={"item": labels()},
         splits={"item": SPLITS},
     )
-    assert "left out task 'link_prediction'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("names", [["seeds"], [None, None]])
-def test_link_prediction_seeds_are_left_out(tmp_path, capsys, names):
+def test_link_prediction_seeds_must_be_skipped(tmp_path, capsys, names):
     pairs = [{"type": "_N:_E:_N", "data": [entry("set/pairs.npy", name=name) for name in names]}]
     homogeneous(tmp_path / "g", tasks=[{"name": "link_prediction", "train_set": pairs}])
     save_arrays(tmp_path / "g/set", pairs=EDGES.T)
-    store = convert(tmp_path / "g", tmp_path / "g.gids")
+    assert "its seeds are not nodes" in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
+    store = convert(tmp_path / "g", tmp_path / "g.gids", "--skip", "link_prediction")
     assert dict(store.splits) == {}
-    assert "its seeds are not nodes" in capsys.readouterr().err
 
 
 def test_labels_of_the_test_set_that_are_nan(tmp_path):
@@ -163,6 +164,16 @@ def edge_file(kind, path, **more):
 test_a_bad_dataset_is_refused = refuses(
     homogeneous,
     (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
+    (
+        meta(feature_data=[entry("data/feat.npy", domain="node", name="x", type="float32")]),
+        "is of type 'float32', but the graph has '_N'",
+    ),
+    (train_set([{"type": "user", "data": [SEEDS]}]), "is of type 'user', but the graph has '_N'"),
+    (train_set([{"type": "a:b:c", "data": [SEEDS]}]), "is of type 'a.b.c', but the graph has"),
+    (
+        meta(feature_data=[entry("data/feat.npy", domain="graph", name="x")]),
+        "with --skip x: feature 'x': its domain is 'graph'",
+    ),
     (edge_file("numpy", "data/feat.npy"), "edges must be whole numbers of shape (2, E)"),
     (edge_file("csv", "gone.csv"), "gone.csv, which does not exist"),
     (edge_file("csv", "x", type="a:b"), "must be SOURCE:RELATION:DESTINATION"),

@@ -51,7 +51,7 @@ def assert_homogeneous(store):
         store,
         tables={"_N.x": X, "_N._E._N.edge_attr": ATTR},
         edges={HOMOGENEOUS: EDGES},
-        labels={"_N": np.arange(N) % 5},
+        labels={"_N": np.arange(N).reshape(N, 1) % 5},
         splits={"_N": {"train": np.flatnonzero(MASK)}},
     )
 
@@ -242,17 +242,18 @@ def test_random_link_split(tmp_path, capsys, geometric, split_labels):
     transform = geometric.transforms.RandomLinkSplit(is_undirected=False, split_labels=split_labels)
     for name, split in zip(("train", "val", "test"), transform(data), strict=True):
         torch.save(split, tmp_path / f"{name}.pt")
-        store = convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.gids")
+        left_out = [k for k in split.to_dict() if "edge_label" in k]
+        assert len(left_out) == (2 if not split_labels else 4)
+        skips = [word for left in left_out for word in ("--skip", left)]
+        error = refused(capsys, tmp_path / f"{name}.pt", tmp_path / "x.gids")
+        assert f"leave it out with {' '.join(skips)}: " in error
+        assert error.count("a dataset has no pairs to predict") == len(left_out)
+        store = convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.gids", *skips)
         assert_dataset(
             store,
             tables={"_N.x": X, "_N._E._N.weight": split.weight, "_N._E._N.time": split.time},
             edges={HOMOGENEOUS: split.edge_index.numpy()},
         )
-        said = capsys.readouterr().err
-        left_out = [k for k in split.to_dict() if "edge_label" in k]
-        assert len(left_out) == (2 if not split_labels else 4)
-        for left in left_out:
-            assert f"left out {left!r} of ('_N', '_E', '_N'): a dataset has no pairs to predict" in said
     torch.save(transform(data), tmp_path / "all.pt")
     error = refused(capsys, tmp_path / "all.pt", tmp_path / "x.gids")
     assert "all.pt holds 3 graphs; save one graph per file" in error
@@ -305,3 +306,51 @@ def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):
     torch.save(pyg.Data.from_dict(tensors()), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
     assert "torch 2.6 or newer reads NumPy arrays and PyG's own classes" in error
+
+
+@needs_torch_2_6
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("x", [[1.0], [2.0, 3.0]] * (N // 2), "a list"),
+        ("x", torch.zeros(N, 2, dtype=torch.complex64), "complex64[60, 2], which tables cannot hold"),
+        ("x", torch.zeros(N, 2, 2).to_sparse(), "a 3-dimensional tensor of layout torch.sparse_coo"),
+        ("y", {"a": torch.zeros(N)}, "a dict"),
+        ("y", 3, "a single number"),
+        ("train_mask", "all", "a str"),
+        ("extra", {"a": torch.zeros(N)}, "a dict"),
+        ("edge_index", torch.ones(N, N).to_sparse(), "not a dense tensor; save one of shape (2, E)"),
+        ("edge_label_index", torch.zeros(2, 3, dtype=torch.int64), "a dataset has no pairs to predict"),
+    ],
+)
+def test_what_training_may_need_is_converted_or_skipped_by_name(tmp_path, capsys, name, value, said):
+    torch.save(tensors(**{name: value}, num_nodes=N), tmp_path / "d.pt")
+    error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
+    assert f"leave it out with --skip {name}: {name!r} of " in error
+    assert said in error
+    convert(tmp_path / "d.pt", tmp_path / "x.gids", "--skip", name)
+
+
+def test_numbers_and_text_are_left_out_with_a_warning(tmp_path, capsys):
+    more = {"name": "cora", "classes": 7, "words": ["a"] * N, "colors": {"a": 1}, "nothing": None}
+    torch.save(tensors(**more), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--quiet"))
+    left_out = [line.split("'")[1] for line in capsys.readouterr().err.splitlines()]
+    assert left_out == ["name", "classes", "words", "colors"]
+
+
+def test_attributes_n_id_e_id_and_batch_keep_their_values_in_minibatches(tmp_path, geometric):
+    import gids
+    from gids.pyg import NeighborLoader
+
+    more = {"n_id": torch.arange(N) + 100, "e_id": torch.arange(E) + 7, "batch": torch.arange(N) % 3}
+    torch.save(tensors(**more), tmp_path / "d.pt")
+    convert(tmp_path / "d.pt", tmp_path / "p.gids", "--quiet")
+    with gids.open(tmp_path / "p.gids", memory="20MB") as source:
+        minibatch = next(iter(NeighborLoader(source, [-1], torch.arange(N), batch_size=9)))
+    nodes = minibatch.n_id - 100
+    assert torch.equal(minibatch.batch, nodes % 3)
+    assert np.array_equal(minibatch.x, X[nodes])
+    edges = EDGES[:, minibatch.e_id - 7]
+    assert np.array_equal(nodes[minibatch.edge_index], edges)
+    assert minibatch.y.shape == (len(nodes), 1)

@@ -238,7 +238,7 @@ OTHERS = [
         f"x.{suffix}"
         for suffix in ("parquet", "pq", "arrow", "feather", "csv", "tsv.gz", "json", "jsonl", "orc")
     ),
-    *(f"x.{suffix}" for suffix in ("avro", "h5", "hdf5", "safetensors", "pt", "csv.bz2", "zst", "snappy")),
+    *(f"x.{suffix}" for suffix in ("avro", "pkl", "bin", "csv.bz2", "zst", "snappy")),
     *("NODES.CSV", "labels.txt", "feat.bin", "nodes/x.npz", "edges/deep/x.pq.zst", "edges.parquet/000000_0"),
     *("edges.parquet/part-1.jsonl", "edges.parquet/_temporary/0/part-1.parquet", "edges.csv/a/x.ipc"),
 ]

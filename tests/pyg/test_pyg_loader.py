@@ -145,7 +145,7 @@ def test_a_table_gets_no_name_that_minibatches_have_already(one_path: Path, tmp_
     x = gids.FeatureStore(tmp_path / "x.gids").table("x")
     with pytest.raises(ValueError, match="two tables would have the name 'x' of 'paper': give names"):
         open_loader(one_path, [3], tables=["paper.feat", x])
-    for name in ("edge_index", "n_id", "batch_size", "y"):
+    for name in ("edge_index", "num_nodes", "batch_size", "y"):
         with pytest.raises(ValueError, match=f"have the name '{name}' of 'paper', which minibatches have"):
             open_loader(one_path, [3], tables={name: "paper.feat"})
     with open_loader(one_path, [3], tables={"y": "paper.feat"}, labels=False) as loader:

@@ -41,7 +41,8 @@ class TortureData:
         with DatasetWriter(self.path, stripe=2) as writer:
             for ntype in ("paper", "author") if typed else ("paper",):
                 self._write_tables(writer, ntype, generator, rng)
-                self.labels[ntype] = torch.randint(0, 9, (NODES[ntype],), generator=generator)
+                shape = (NODES[ntype], *{"paper": (1,) if typed else (), "author": (3,)}[ntype])
+                self.labels[ntype] = torch.randint(0, 9, shape, generator=generator)
                 writer.write_labels(ntype, self.labels[ntype])
             writer.write_times("paper", torch.arange(PAPERS) % TIMES)
             for relation in (CITES, WRITES, WRITTEN) if typed else (CITES,):
@@ -84,7 +85,7 @@ class TortureData:
         floats = torch.randn(count, 37, generator=generator)
         for key, values in (
             ("feat", torch.randn(count, 24, generator=generator)),
-            ("tiny", torch.arange(count).view(-1, 1) * 7),
+            ("tiny", (torch.arange(count).view(-1, 1) * 7).to(torch.int16 if self.typed else torch.int64)),
             ("half", torch.randn(count, 256, generator=generator).half()),
             ("long", torch.randn(count, 700, generator=generator)),
         ):

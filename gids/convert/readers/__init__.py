@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,6 +87,12 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
                 f"{option} has no effect: {path} is read as {reader.name}, and the option is for {takers}"
             )
     source = reader.read(path, scratch, choices)
+    if source.lost:
+        skips = " ".join(f"--skip {shlex.quote(name)}" for name in source.lost)
+        raise FormatError(
+            f"{path} has data that cannot be converted; correct it, or leave it out with {skips}: "
+            + "; ".join(source.lost.values())
+        )
     if source.stored is None:
         for root in filter(Path.is_dir, (path, *choices.others)):
             refuse_unused(root, source, reader)

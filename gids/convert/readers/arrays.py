@@ -6,7 +6,7 @@ A source of one type has all names in one folder or file; another has a folder p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -17,9 +17,12 @@ from gids.convert.array_files import (
     as_sparse_parts,
     is_npy,
     is_scipy_sparse,
+    open_hdf5,
     open_npy,
     open_npz,
     open_raw,
+    open_safetensors,
+    open_torch,
 )
 from gids.convert.edges import add_weights, edge_rows
 from gids.convert.source import (
@@ -42,8 +45,6 @@ from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import Rows
 from gids.write.edges import out_edges
 
-_SUFFIXES = (".npy", ".npz")
-_FEATURES = ("feat", "feats", "feature", "features", "x")
 _NAMES = """\
 label | labels | y                            labels
 train_idx, val_idx | valid_idx, test_idx      splits as node ids; ..._mask: as a mask
@@ -54,20 +55,28 @@ edge_KEY                                      table KEY of edges (homogeneous)
 attr_data, attr_indices, attr_indptr, attr_shape   features as a CSR matrix: table feat
 adj_data, adj_indices, adj_indptr, adj_shape       edges as a CSR matrix, row u lists destinations of u
 any other                                     a table of that name, one row per node (edge)"""
+_NO_HEADER = "without the header of .npy; write it with np.save or np.lib.format.open_memmap"
+Opener = Callable[[Path, Path], Mapping[str, SourceArray]]
+_OPEN: dict[str, Opener] = {
+    ".npy": lambda p, _: {p.stem: open_npy(p) if is_npy(p) else SourceArray(None, _NO_HEADER, True)},
+    ".npz": open_npz,
+    ".pt": lambda path, _: open_torch(path),
+    ".h5": lambda path, _: open_hdf5(path),
+    ".hdf5": lambda path, _: open_hdf5(path),
+    ".safetensors": lambda path, _: open_safetensors(path),
+}
 _MEANING = {
     "adj_": "square, so it is the graph: row u lists the destinations of u",
     "attr": "not square, so it is table feat",
 }
 
 
-def _in_folder(folder: Path, scratch: Path, used: set[Path]) -> Iterator[tuple[str, SourceArray]]:
-    """(name, array) of each .npy file and .npz member in a directory, by file name, but of used files."""
-    for path in sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and p not in used):
-        used.add(path)
-        if path.suffix == ".npy":
-            yield path.stem, open_npy(path)
+def _in_folder(folder: Path, scratch: Path, source: Source) -> Iterator[tuple[str, SourceArray]]:
+    """(name, array) of each array in the files of a directory, by file name, but of used files."""
+    for path in sorted(p for p in folder.iterdir() if p.suffix in _OPEN and p not in source.used):
+        if source.skips(path.name):
             continue
-        members = open_npz(path, scratch)
+        members = _OPEN[path.suffix](source.uses(path), scratch)
         if is_scipy_sparse(members):
             if path.stem not in ("adj", "attr"):
                 raise FormatError(
@@ -88,12 +97,8 @@ class NamedArrays:
                 raise FormatError(f"{where} has two arrays {name!r}")
             if source.skips(name):
                 continue
-            if array.rows is not None:
-                self._arrays[check_name(name, f"the name of an array of {where}")] = array.rows
-            elif array.kind == "complex" or (array.kind and name in _FEATURES):
-                raise FormatError(f"{name!r} of {where} is {array.why}: cast it, or give --skip {name}")
-            else:
-                source.leave_out(f"{name!r} of {where}", array.why)
+            if (rows := array.take(name, where, source)) is not None:
+                self._arrays[check_name(name, f"the name of an array of {where}")] = rows
 
     def split_off(self, belongs: Callable[[str], bool]) -> NamedArrays:
         """Move the arrays whose name belongs to a new NamedArrays."""
@@ -235,10 +240,10 @@ def directory_arrays(path: Path, scratch: Path, source: Source, *, has_types: bo
     files that are used. has_types: which of both; None: the former if there are any."""
 
     def arrays(folder: Path) -> NamedArrays:
-        return NamedArrays(str(folder), _in_folder(folder, scratch, source.used), source)
+        return NamedArrays(str(folder), _in_folder(folder, scratch, source), source)
 
     of_nodes, of_edges = (
-        [folder for folder in folders_in(path / kind) if any(p.suffix in _SUFFIXES for p in folder.iterdir())]
+        [folder for folder in folders_in(path / kind) if any(p.suffix in _OPEN for p in folder.iterdir())]
         for kind in ("nodes", "edges")
     )
     if has_types or (has_types is None and (of_nodes or of_edges)):
@@ -261,23 +266,32 @@ def is_npz(path: Path) -> bool:
 
 
 def _read_npy(path: Path, scratch: Path, choices: Choices) -> Source:
-    return _single(open_npy(path), path, choices.table)
+    return single(open_npy(path), path, choices.table)
 
 
 def _read_raw(path: Path, scratch: Path, choices: Choices) -> Source:
-    return _single(SourceArray(open_raw(path, choices.dtype, choices.shape)), path, choices.table)
+    return single(SourceArray(open_raw(path, choices.dtype, choices.shape)), path, choices.table)
 
 
-def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
+def _opener(path: Path) -> Opener | None:
+    """What opens the arrays in a file that has names for them."""
+    if starts_with(path, b"\x89HDF\r\n\x1a\n"):
+        return _OPEN[".h5"]
+    is_safetensors = path.is_file() and path.suffix == ".safetensors"
+    return _OPEN[path.suffix] if is_safetensors else open_npz if is_npz(path) else None
+
+
+def _read_members(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
-    members = open_npz(path, scratch)
+    members = (_opener(path) or open_npz)(path, scratch)
     if is_scipy_sparse(members):
         members = as_sparse_parts(path, members)
         source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(members))[:4]]}")
     return _of_one_type(NamedArrays(path.name, members.items(), source)).read(source)
 
 
-def _single(array: SourceArray, path: Path, table: str) -> Source:
+def single(array: SourceArray, path: Path, table: str) -> Source:
+    """A source of one table. Raises FormatError for an array that cannot be one."""
     if array.rows is None:
         raise FormatError(f"{path} is {array.why}")
     source = Source()
@@ -301,16 +315,17 @@ NPY = Reader(
 )
 NPZ = Reader(
     "npz",
-    "a graph of one type in a .npz file",
-    "Members by name (np.savez or np.savez_compressed), as the files of `directory`.",
-    is_npz,
-    _read_npz,
+    "a graph of one type in a .npz, HDF5 (.h5) or .safetensors file",
+    "Arrays by name, as the files of `directory`. HDF5 needs h5py, .safetensors needs safetensors.",
+    lambda path: _opener(path) is not None,
+    _read_members,
     takes=("--skip",),
 )
 DIRECTORY = Reader(
     "directory",
-    "a directory of .npy and .npz files",
-    "Files by name, for a graph of one type:\n" + _NAMES + "\n"
+    "a directory of .npy, .npz, .pt, .h5 and .safetensors files",
+    "Files, and members of .npz, .h5 and .safetensors, by name, for a graph of one type (a .pt file has one\n"
+    "tensor, or a dictionary of tensors):\n" + _NAMES + "\n"
     "Several types: such files in nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/. Write %2E for a dot\n"
     "in a name.",
     Path.is_dir,

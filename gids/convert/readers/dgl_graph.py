@@ -5,17 +5,13 @@ DGL loads the whole graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from gids.convert.source import LABELS, Choices, InEdges, Reader, Source
+from gids.convert.source import Choices, InEdges, Reader, Source
 from gids.convert.source_files import reading, starts_with
 from gids.dgl_finder import import_dgl
 from gids.errors import FormatError
-from gids.store.dtypes import is_whole
 from gids.store.rows import TensorRows
 
 MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
@@ -36,10 +32,12 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     graphs, labels = load_graphs(file)
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save one graph per file")
-    source = read_dgl_graph(graphs[0])
+    source = read_dgl_graph(graphs[0], choices.skip)
     source.used.add(file)
-    for name in labels:
-        source.leave_out(repr(name), "a label of the whole graph")
+    for name, values in labels.items():
+        if not source.skips(name):  # DGL's labels are of graphs; people keep masks of nodes there, too
+            why = "a label of the whole graph, not in ndata or edata"
+            source.leave_out(repr(name), why, name if values.numel() > 1 else "")
     return source
 
 
@@ -53,37 +51,32 @@ def load_graphs(path: Path) -> Any:
         return dgl.load_graphs(f"/proc/self/fd/{file.fileno()}")
 
 
-def read_dgl_graph(graph: Any) -> Source:
+def read_dgl_graph(graph: Any, skip: tuple[str, ...] = ()) -> Source:
     """The Source of a DGLGraph, homogeneous or not. Uses its tensors in place.
 
-    In ndata, `label`, `labels` or `y` with one whole number per node are labels, and `train_mask`, `val_mask`
-    and `test_mask` are splits; the rest are tables. edata are tables, in the order of DGL's edge ids.
+    In ndata, `label`, `labels` or `y` are labels, and `train_mask`, `val_mask` and `test_mask` are splits;
+    the rest are tables. edata are tables, in the order of DGL's edge ids. skip: columns to leave out.
     """
-    source = Source()
+    source = Source(skip=skip)
     graph = graph.formats(["coo", "csr", "csc"])  # it may have been saved with one of the others only
     for ntype in graph.ntypes:
         source.add_nodes(ntype, graph.num_nodes(ntype), "the graph")
-        _read_nodes(source, ntype, graph.nodes[ntype].data)
+        for key, values in graph.nodes[ntype].data.items():
+            if not source.skips(key):
+                source.add_node_array(ntype, key, TensorRows(values), f"{key!r} of {ntype!r}")
     for relation in graph.canonical_etypes:
         indptr, indices, edge_ids = graph.adj_tensors("csc", etype=relation)
         ids = TensorRows(edge_ids) if len(edge_ids) else None  # DGL leaves them out if they are positions
         source.graphs[relation] = InEdges(TensorRows(indptr), TensorRows(indices), ids)
         for key, values in graph.edges[relation].data.items():
-            source.add_edge_table(relation, key, TensorRows(values))
+            if not source.skips(key):
+                source.add_edge_table(relation, key, TensorRows(values))
     return source
 
 
-def _read_nodes(source: Source, ntype: str, data: Mapping[str, torch.Tensor]) -> None:
-    for key, values in data.items():
-        is_class = values.dim() == 1 and is_whole(values.dtype)
-        add = source.add_node_table if key in LABELS and not is_class else source.add_node_array
-        add(ntype, key, TensorRows(values), f"{key!r} of {ntype!r}")
-
-
 _LAYOUT = """\
-Needs DGL, which loads the whole graph into memory. ndata label | labels | y (one whole number per
-node): labels; train_mask, val_mask | valid_mask, test_mask: splits; other ndata: tables. edata: tables
-of edges."""
+Needs DGL, which loads the whole graph into memory. ndata label | labels | y: labels; train_mask,
+val_mask | valid_mask, test_mask: splits; other ndata: tables. edata: tables of edges."""
 
 READER = Reader(
     "dgl",
@@ -91,5 +84,6 @@ READER = Reader(
     _LAYOUT,
     lambda path: _graph_file(path) is not None,
     _read,
+    takes=("--skip",),
     aside=("*info*.pkl",),
 )

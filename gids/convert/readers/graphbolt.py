@@ -21,7 +21,7 @@ from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.text_table import read_matrix, read_pairs
 from gids.convert.torch_file import load_torch, mapped_rows
 from gids.errors import FormatError
-from gids.store.names import NODE, RELATION, Relation, check_name
+from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import GeneratedRows, Rows, as_int64, checked_ids, read_range
 
 Entry = dict[str, Any]
@@ -34,7 +34,7 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    file, source = path / "metadata.yaml", Source()
+    file, source = path / "metadata.yaml", Source(skip=choices.skip)
     yaml = import_library(file, "yaml")
     with reading(file):
         _read_all(yaml.safe_load(file.read_text("utf-8")), path, partial(_open, path, scratch), source)
@@ -58,17 +58,21 @@ def _read_all(meta: Entry, path: Path, open_array: OpenArray, source: Source) ->
         ends, rows = source.ends(relation), open_array("edges", entry)
         make = edge_pairs if entry.get("format") == "csv" else edge_rows
         source.graphs[relation] = make(rows, entry["path"], **ends)
+    tasks = {str(_value(task, "name", n)): task for n, task in enumerate(_entries(meta, "tasks"))}
+    features = [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]
+    sets = [part for task in tasks.values() for role in _SETS for part in _entries(task, role)]
+    _check_types([*features, *sets], [*source.nodes, *source.graphs])
     taken = set()
-    for entry in [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]:
-        name = tuple(_value(entry, field) for field in ("domain", "type", "name"))
-        if name not in taken:  # GraphBolt lists the features of the sampler twice
+    for entry in features:
+        feature = tuple(_value(entry, field) for field in ("domain", "type", "name"))
+        if feature not in taken:  # GraphBolt lists the features of the sampler twice
             _add_features(entry, open_array, source)
-        taken.add(name)
-    for number, task in enumerate(_entries(meta, "tasks")):
-        if number:
-            source.leave_out(f"task {shown(task.get('name', number))}", "only the first task is converted")
-        else:
-            _read_task(task, open_array, source)
+        taken.add(feature)
+    first, *others = [name for name in tasks if not source.skips(name)] or [""]
+    for name in others:
+        source.leave_out(f"task {name!r}", f"a dataset has one task, here {first!r}", name)
+    if first:
+        _read_task(first, tasks[first], open_array, source)
 
 
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
@@ -91,9 +95,11 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
 
 
 def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
-    domain, name = _value(entry, "domain"), _value(entry, "name")
-    if domain not in ("node", "edge") or not name:
-        source.leave_out(f"feature {shown(name)}", f"its domain is {shown(domain)}")
+    domain, name = _value(entry, "domain"), str(_value(entry, "name", "(unnamed)"))
+    if source.skips(name):
+        return
+    if domain not in ("node", "edge"):
+        source.leave_out(f"feature {name!r}", f"its domain is {shown(domain)}, not node or edge", name)
     elif domain == "node":
         rows = open_array("feature_data", entry)
         source.add_node_table(_node_type(entry), name, rows, str(entry["path"]))
@@ -101,24 +107,25 @@ def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
         source.add_edge_table(_relation(entry), name, open_array("feature_data", entry))
 
 
-def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
+def _read_task(name: str, task: Entry, open_array: OpenArray, source: Source) -> None:
     """Labels and splits of a node classification task: seeds and their labels, per set and node type."""
     labels: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for role, split in _SETS.items():
         for part in _entries(task, role):
             ntype = _node_type(part)
             arrays: dict[str, Rows] = {}
-            for entry in [] if ":" in ntype else _entries(part, "data"):  # seeds of a relation are left out
-                name = _value(entry, "name", "seeds")
-                if name in arrays:
+            for entry in [] if ":" in ntype else _entries(part, "data"):  # seeds of a relation
+                key = _value(entry, "name", "seeds")
+                if key in arrays:
                     raise FormatError(
-                        f"metadata.yaml: {role} of {shown(ntype)} has two arrays called {shown(name)}, or "
+                        f"metadata.yaml: {role} of {shown(ntype)} has two arrays called {shown(key)}, or "
                         "without a name; call one seeds and the other labels"
                     )
-                arrays[name] = open_array("tasks", entry)
+                arrays[key] = open_array("tasks", entry)
             seeds = arrays.get("seeds", arrays.get("seed_nodes"))
             if seeds is None or len(seeds.shape) != 1:
-                source.leave_out(f"{role} of {ntype!r}", "its seeds are not nodes")
+                why = f"its seeds are not nodes; load {role} from its files, as seeds of a loader"
+                source.leave_out(f"task {name!r}", why, name)
                 continue
             if split in source.splits.get(ntype, {}):
                 raise FormatError(f"metadata.yaml lists the {role} of {shown(ntype)} twice: join the files")
@@ -132,11 +139,11 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
 
 def _read_labels(seeds: Rows, labels: Rows, role: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ids and labels of seeds, 16 bytes per seed in memory."""
-    if labels.shape not in (seeds.shape, (*seeds.shape, 1)):
+    if labels.shape[:1] != seeds.shape:
         raise FormatError(f"labels of {role} have shape {labels.shape}; there are {seeds.shape[0]} seeds")
     pieces = checked_ids(seeds, count, f"seeds of {role}", BLOCK_BYTES)
     ids = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *pieces]))
-    values = read_range(labels, 0, labels.shape[0]).reshape(-1)
+    values = read_range(labels, 0, labels.shape[0])
     return ids, values if values.dtype.is_floating_point else as_int64(values, "a label", 0)
 
 
@@ -146,6 +153,9 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
     is_last = torch.ones(len(ids), dtype=torch.bool)
     is_last[:-1] = ids[1:] != ids[:-1]
     labels = [values for _, values in parts]
+    if len({values.shape[1:] for values in labels}) > 1:
+        shapes = ", ".join(str(list(values.shape)) for values in labels)
+        raise FormatError(f"the labels of the sets have the shapes {shapes}: save all in one shape")
     if len({values.dtype for values in labels}) > 1:  # float32 does not hold all whole numbers
         whole = (values for values in labels if not values.is_floating_point())
         if any(bool((values.abs() > 1 << 53).any()) for values in whole):
@@ -162,7 +172,20 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
         out.fill_(missing)
         out[ids[first:last] - start] = values[first:last]
 
-    return GeneratedRows((count,), values.dtype, fill)
+    return GeneratedRows((count, *values.shape[1:]), values.dtype, fill)
+
+
+def _check_types(entries: list[Entry], known: list[Any]) -> None:
+    """Raise FormatError for an entry of a type that the graph does not have. known: its types."""
+    for entry in entries:
+        is_edge = entry.get("domain") == "edge" or ":" in _node_type(entry)
+        type_: Any = _relation(entry) if is_edge else _node_type(entry)
+        types = [other for other in known if isinstance(other, type(type_))]
+        if types and type_ not in types:
+            raise FormatError(
+                f"metadata.yaml: {shown(entry)} is of type {describe_type(type_)}, but the graph has "
+                f"{', '.join(map(describe_type, types))} (without `type`: {NODE} or {':'.join(RELATION)})"
+            )
 
 
 def _node_type(entry: Entry) -> str:
@@ -196,5 +219,6 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    takes=("--skip",),
     aside=("*",),  # metadata.yaml lists the files
 )

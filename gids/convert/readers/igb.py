@@ -35,7 +35,7 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    root, source = _root(path), Source()
+    root, source = _root(path), Source(skip=choices.skip)
     edges: dict[Relation, Rows] = {}
     for folder in folders_in(root):
         if len(names := folder.name.split("__")) == 3:
@@ -56,7 +56,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
     labels = sorted(folder.glob("node_label_*.npy"))
-    source.used.update(folder.glob("*.npy"))
+    source.used.update(labels)
     if labels:
         chosen = _chosen(labels, choices)
         rows = _array(chosen, raw_shape=(-1,))
@@ -67,11 +67,8 @@ def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
         for other in labels:
             if other != chosen:
                 source.leave_out(other.name, f"use --labels {other.stem} to take it instead of {chosen.stem}")
-    for file in sorted({*folder.glob("*.npy")}.difference(labels)):
-        if file.stem == "node_feat":
-            source.add_node_table(folder.name, "feat", _array(file), str(file))
-        else:
-            source.leave_out(f"{file.name} of {folder.name!r}", "not an array of the graph")
+    if (file := folder / "node_feat.npy").is_file():
+        source.add_node_table(folder.name, "feat", _array(source.uses(file)), str(file))
 
 
 def _chosen(labels: list[Path], choices: Choices) -> Path:
@@ -124,6 +121,6 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
-    takes=("--labels",),
-    aside=("*/edge_index_cs*",),
+    takes=("--labels", "--skip"),
+    aside=("*/edge_index_cs*", "*mapping.npy"),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gids.convert.array_files import open_numbers
+from gids.convert.array_files import array_of, open_numbers
 from gids.convert.edges import edge_rows
 from gids.convert.labels import normalised
 from gids.convert.source import Choices, Reader, Source, folders_in, split_relation
-from gids.convert.torch_file import load_torch_dict, value_rows
+from gids.convert.torch_file import load_torch_dict
 from gids.errors import FormatError
 
 _FOLDER = "mag240m_kddcup2021"
@@ -59,8 +59,8 @@ def _read_splits(file: Path, source: Source) -> None:
         return
     splits = load_torch_dict(source.uses(file), "splits")
     for name, split in _SPLITS.items():
-        if name in splits:
-            source.add_split("paper", split, value_rows(splits[name], f"{name!r} of {file}", file))
+        if name in splits and (rows := array_of(splits[name]).take(name, file, source)) is not None:
+            source.add_split("paper", split, rows)
 
 
 _LAYOUT = """\

@@ -16,7 +16,7 @@ from gids.convert.edges import add_weights
 from gids.convert.labels import normalised
 from gids.convert.source import LABELS, Choices, InEdges, Reader, Source
 from gids.convert.source_files import import_library, reading, starts_with
-from gids.convert.stream_rows import derived
+from gids.convert.stream_rows import column_of, derived
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
 from gids.store.names import NODE, RELATION
@@ -31,8 +31,8 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    variables = _load(path)
-    source = Source()
+    source = Source(skip=choices.skip)
+    variables = {name: values for name, values in _load(path).items() if not source.skips(name)}
     name = _adjacency(variables, path)
     count = variables[name].shape[0]
     source.add_nodes(NODE, count, f"{name!r} of {path.name}")
@@ -48,9 +48,11 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
             _add_attributes(values, source)
         elif (rows := _rows(values)) is None or rows.shape[0] != count:
             why = f"{_described(values)} is not an array of numbers with a row per node"
-            source.leave_out(repr(key), why)
+            is_note = np.size(values) == 1 or getattr(values, "dtype", np.dtype("U")).kind == "U"
+            source.leave_out(repr(key), why, "" if is_note else key)
         elif key.lower() in LABELS or key == choices.labels:
-            source.labels[NODE] = normalised(rows, are_classes=True)
+            is_column = len(rows.shape) == 2 and rows.shape[1] == 1  # MATLAB has no one-dimensional arrays
+            source.labels[NODE] = normalised(column_of(rows, 0) if is_column else rows, are_classes=True)
         else:
             source.add_node_table(NODE, key, rows, key)
     return source
@@ -134,5 +136,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
-    takes=("--labels",),
+    takes=("--labels", "--skip"),
 )

@@ -10,7 +10,7 @@ import math
 from itertools import product
 from pathlib import Path
 
-from gids.convert.array_files import open_npz
+from gids.convert.array_files import array_of, open_npz
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.labels import find_times, normalised
 from gids.convert.readers.arrays import NamedArrays
@@ -18,7 +18,7 @@ from gids.convert.source import Choices, Reader, Source, described, folders_in, 
 from gids.convert.source_files import reading, shown
 from gids.convert.stream_rows import column_of
 from gids.convert.text_table import open_text, read_matrix, read_pairs
-from gids.convert.torch_file import load_torch_dict, value_rows
+from gids.convert.torch_file import load_torch_dict
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, check_name
@@ -33,7 +33,7 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    source = Source()
+    source = Source(skip=choices.skip)
     raw = path / "raw"
     read = next((read for name, read in _FORMS.items() if (raw / name).is_file()), None)
     if read is None:
@@ -76,10 +76,6 @@ def _read_text(raw: Path, scratch: Path, source: Source) -> None:
     source.add_nodes(NODE, _only(read_matrix(source.uses(counted), scratch), counted), counted.name)
     _read_edges(raw, RELATION, scratch, source)
     _read_nodes(raw, NODE, scratch, source)
-    for file in sorted(raw.glob("*.csv.gz")):
-        if not file.name.startswith(("node", "edge", "num-")):
-            name = source.uses(file).name
-            source.leave_out(name, f"rename it to node_{name} to convert it as a table")
 
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:
@@ -169,9 +165,11 @@ def _read_split_dict(file: Path, source: Source) -> None:
     for part, split in _PARTS.items():
         by_type = parts.get(part)
         for ntype, ids in by_type.items() if isinstance(by_type, dict) else [(NODE, by_type)]:
-            if ids is not None:
+            if ids is not None and not source.skips(part):
                 check_name(ntype, f"a node type of {file}")
-                source.add_split(ntype, split, value_rows(ids, f"{part} of {file}", file))
+                rows = array_of(ids).take(part, file, source)
+                if rows is not None:
+                    source.add_split(ntype, split, rows)
 
 
 def _only(counts: Rows | None, file: Path) -> int:
@@ -202,5 +200,6 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    takes=("--skip",),
     aside=("mapping/*", "processed/*", "raw/num-*", "raw/*-list.csv.gz", "*/nodetype-has-*"),
 )

@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
-from gids.convert.edges import add_weights, count_by_edges, edge_rows, largest_id
+from gids.convert.array_files import array_of
+from gids.convert.edges import add_weights, count_by_edges, edge_rows, is_edge_array, largest_id
 from gids.convert.labels import find_times
+from gids.convert.readers.arrays import single
 from gids.convert.source import Choices, InEdges, Reader, Source, whole_number
 from gids.convert.source_files import shown
-from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
+from gids.convert.torch_file import as_tensor, is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
-from gids.store.rows import Rows
+from gids.store.rows import TensorRows
 from gids.write.edges import edge_list
 
 # PyG recognises these by name, and all others by size.
@@ -34,8 +36,15 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
+    saved = load_torch(path)
+    if isinstance(saved, torch.Tensor):
+        if is_edge_array(TensorRows(saved)):
+            raise FormatError(
+                f"{path} may be edges or a table: put it into a directory, as edge_index.pt or as x.pt"
+            )
+        return single(array_of(saved), path, choices.table)
     graph = _Graph(path, Source(skip=choices.skip))
-    by_key = {key: graph.attributes(store) for key, store in _stores(load_torch(path), path).items()}
+    by_key = {key: graph.attributes(store) for key, store in _stores(saved, path).items()}
     stores = _by_size(by_key[None], path) if None in by_key else by_key
     for key, store in stores.items():
         if isinstance(key, str):
@@ -162,13 +171,21 @@ class _Graph:
         mapping = _mapping(store, self._path)
         if others := [key for key in mapping if not isinstance(key, str)]:
             raise FormatError(f"{self._path} has an attribute called {shown(others[0])}; names must be text")
-        return {key: values for key, values in mapping.items() if not self.source.skips(key)}
+        kept = {k: v for k, v in mapping.items() if not self.source.skips(k) and v is not None}
+        kept |= {key: as_tensor(values) for key, values in kept.items() if key != "num_nodes"}
+        if "edge_index" in kept and getattr(kept["edge_index"], "layout", None) != torch.strided:
+            why = "not a dense tensor; save one of shape (2, E), or a sparse adj_t"
+            self.source.leave_out(f"'edge_index' of {self._path}", why, "edge_index")
+            del kept["edge_index"]
+        return kept
 
     def add_nodes(self, ntype: str, store: Mapping[str, Any]) -> None:
         if isinstance(count := store.get("num_nodes"), (int, torch.Tensor)):
             self.source.add_nodes(ntype, count, f"num_nodes of {ntype!r}")
         for key, values in store.items():
-            if key == "num_nodes" or (rows := self._rows(key, ntype, values)) is None:
+            if key == "num_nodes":
+                continue
+            if (rows := array_of(values).take(key, repr(ntype), self.source)) is None:
                 continue
             what = f"{key!r} of {ntype!r} in {self._path}"
             self.source.add_node_array(ntype, key, rows, what, key, may_be_ids=True)
@@ -199,10 +216,10 @@ class _Graph:
         for key, values in store.items():
             if key in links:
                 why = f"a dataset has no pairs to predict; load them from {self._path}"
-                self.source.leave_out(f"{key!r} of {relation!r}", why)
+                self.source.leave_out(f"{key!r} of {relation!r}", why, key)
             elif matrix is not None and values is matrix:
                 self._add_matrix(relation, matrix)
-            elif (rows := self._rows(key, relation, values)) is None:
+            elif (rows := array_of(values).take(key, relation, self.source)) is None:
                 continue
             elif key == "edge_index":
                 ends = self.source.ends(relation)
@@ -221,7 +238,7 @@ class _Graph:
         what = f"'adj_t' of {describe_type(relation)}"
         if matrix.layout not in (torch.sparse_coo, torch.sparse_csr) or dims != 2:
             raise FormatError(
-                f"{what} is a {dims}-dimensional {_describe(matrix)}; save edge_index or "
+                f"{what} is a {dims}-dimensional tensor of layout {matrix.layout}; save edge_index or "
                 "adj_t.to_sparse_csr() of one graph, or give --skip adj_t"
             )
         for ntype, count in zip(relation[::-2], matrix.shape, strict=False):
@@ -241,25 +258,14 @@ class _Graph:
             source.graphs[relation] = InEdges(rows(matrix.crow_indices()), rows(matrix.col_indices()), None)
         add_weights(source, relation, rows(_matrix_values(matrix)))
 
-    def _rows(self, key: str, where: str | Relation, values: Any) -> Rows | None:
-        if not isinstance(values, torch.Tensor) or values.layout != torch.strided or not values.dim():
-            self.source.leave_out(f"{key!r} of {where!r}", f"a {_describe(values)}")
-            return None
-        return mapped_rows(values, self._path)
-
-
-def _describe(values: Any) -> str:
-    if isinstance(values, torch.Tensor):
-        return f"tensor of layout {values.layout}" if values.dim() else "single number"
-    return type(values).__name__
-
 
 _LAYOUT = """\
 Needs torch 2.6 or newer (older: to_dict() only), not torch_geometric. y: labels; train_mask, val_mask,
 test_mask: splits; x and any other attribute with a row per node: tables; edge_index, or adj_t as a
 sparse tensor (COO, CSR): the graph, with values other than 1 as table weight of edges; other attributes
 with a row per edge: tables of edges; time: a table, and the times of nodes or edges. If there are as many
-nodes as edges, "edge" in a name means edges. Leaves out edge_label_index and edge_label (pairs to predict).
+nodes as edges, "edge" in a name means edges. Values may be tensors, NumPy arrays, lists, or sparse matrices.
+A plain tensor is one table, with the name of --table. Pairs to predict (edge_label_index) need --skip.
 Never runs pickled code: objects of other classes (torch_sparse.SparseTensor, transforms, ...) raise an
 error; save data.to_dict() without them."""
 
@@ -269,5 +275,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
-    takes=("--skip",),
+    takes=("--skip", "--table"),
 )
