@@ -232,6 +232,8 @@ def test_a_value_that_does_not_fit_is_raised_with_its_minibatch(
         stream = loader.attach(ids, lambda ids: dict.fromkeys(tables, ids), count=10)
         for expected in ids[:4]:
             assert next(stream)[0].equal(expected)
-        with pytest.raises(OverflowError, match=r"'n\.large' has a value that does not fit in torch\.float16"):
+        with pytest.raises(
+            OverflowError, match=r"'n\.large' has a value that does not fit in torch\.float16"
+        ):
             next(stream)
         assert list(stream) == []

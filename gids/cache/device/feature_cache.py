@@ -35,8 +35,8 @@ from gids.cache.device.state import (
     check_memory,
     line_bytes,
 )
-from gids.cache.output_dtype import overflow_error
 from gids.cache.feature_cache import ClosedCacheError, FeatureCache, check_ids
+from gids.cache.output_dtype import overflow_error
 from gids.closing import OwnLock
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
