@@ -140,8 +140,10 @@ class RankRows:
     def _order_on(
         self, device: Device, table: Table, stored: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """The rows at these places of `stored`, converted, on torch's current stream. Blocks only if a value may
-        overflow."""
+        """The rows at these places of `stored`, converted, on torch's current stream.
+
+        Blocks only if a value may overflow.
+        """
         form = row_form(table, self._dtype)
         if table.name not in self._row_copies:
             scales = 0 if form.scales is None else torch.from_numpy(form.scales).to(device.torch_device)

@@ -321,10 +321,11 @@ class Run:
                     try:
                         returned = self._layers(index, block, per_type(h_src, homogeneous), *edge_rows)
                     except KeyError as error:
-                        if error.args and error.args[0] in set(self._near.topology.node_types) - h_src.keys():
+                        lacking = set(self._near.topology.node_types) - h_src.keys()
+                        if error.args and error.args[0] in lacking:
                             error.add_note(
-                                f"layer {index} has no rows of type {error.args[0]!r}, because the layer before "
-                                "returned none: return them there, or skip the relations from that type"
+                                f"layer {index} has no rows of type {error.args[0]!r}, because the layer "
+                                "before returned none: return them there, or skip relations from that type"
                             )
                         raise
                     count = span.stop - span.start

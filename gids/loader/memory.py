@@ -576,17 +576,18 @@ def memory_line(placement: Placement, wanted: Sizes) -> str:
 
 
 def few_lines(placement: Placement, wanted: Sizes) -> str:
-    """The warning about lines for less than half of the pages of a minibatch; "" if there are more, or as many as
-    cache= allows."""
+    """The warning about lines for less than half of a minibatch's pages; "" if there are more, or if cache=
+    does not allow more."""
     plan, needed = placement.plan, wanted.page_bytes // 2
     assert plan is not None
     if plan.capped or _line_bytes(placement, plan) >= needed:
         return ""
     enough = _memory_for(placement, wanted, lambda other: _line_bytes(placement, other) >= needed)
+    lines, pages = format_bytes(_line_bytes(placement, plan)), format_bytes(wanted.page_bytes)
     return (
-        f"{placement.option}={placement.memory_bytes} leaves {format_bytes(_line_bytes(placement, plan))} for the "
-        f"cache, and a minibatch reads pages of {format_bytes(wanted.page_bytes)}: most pages are read again for "
-        f"each minibatch. Give {placement.option}={enough} or more, or use smaller minibatches"
+        f"{placement.option}={placement.memory_bytes} leaves {lines} for the cache, and a minibatch reads pages of "
+        f"{pages}: most pages are read again for each minibatch. Give {placement.option}={enough} or more, or "
+        "use smaller minibatches"
     )
 
 

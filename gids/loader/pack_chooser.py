@@ -277,7 +277,7 @@ class PackChooser:
         self._learned.choices.append(choice)
 
     def _layout(self, sampled: SampledAhead[Any], memory_bytes: int, overlap: bool) -> Layout | None:
-        """The cheapest layout; None if packs do not fit, or, with reads="auto", if one sweep is for fewer than
+        """The cheapest layout; None if packs do not fit, or, with reads="auto", if a sweep is for fewer than
         EARLY minibatches. Raises StorageError if scratch cannot be written."""
         plan = self._plan(sampled, memory_bytes, overlap)
         layout = None if plan is None else self._work(sampled, plan).choose()

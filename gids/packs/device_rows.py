@@ -392,8 +392,8 @@ class DeviceRows(RowMemory):
         )
 
     def _check_fault(self) -> None:
-        """Raise AssertionError if a kernel that has run found a row in no pack, OverflowError if a finite value
-        became infinite."""
+        """Raise AssertionError if a kernel that has run found a row in no pack, OverflowError if a finite
+        value became infinite."""
         fault, *overflowed = self._fault.bytes.view(np.uint64).tolist()
         self._fault.bytes[:] = 0  # raised once
         if fault:
