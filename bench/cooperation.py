@@ -55,7 +55,7 @@ class Sampled:
 
 
 def sample(sampler: Sampler, topology: Topology, seeds: Ids, step: int, *, keep_blocks: bool) -> Sampled:
-    minibatch = sampler.sample(topology, torch.from_numpy(seeds), step=step)
+    minibatch = sampler.sample(topology, torch.from_numpy(seeds), step=step, seed=0)
     blocks = [block for block in minibatch.blocks if isinstance(block, Block)]
     assert isinstance(minibatch.input_nodes, torch.Tensor)
     frontiers = [block.num_dst for block in reversed(blocks)]

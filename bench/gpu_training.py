@@ -172,7 +172,7 @@ class Comparison:
 
         def minibatches() -> Batches:
             for step, seeds in enumerate(self._train.split(self._sizes.batch_size)):
-                minibatch = sampler.sample(topology, seeds, step=step)
+                minibatch = sampler.sample(topology, seeds, step=step, seed=0)
                 minibatch.labels = self._labels[seeds]
                 yield self._moved(minibatch, features[minibatch.input_nodes])
 

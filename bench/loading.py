@@ -74,7 +74,7 @@ class Loading:
         self.paths = [shard for table in store.tables.values() for shard in table.shard_paths]
 
     def loader(self, source: Any, *, shuffle: bool = True, **options: Any) -> gids.NodeLoader:
-        options |= {"batch_size": self._args.batch_size, "shuffle": shuffle, "labels": False}
+        options |= {"batch_size": self._args.batch_size, "shuffle": shuffle, "labels": False, "seed": 0}
         return gids.NodeLoader(source, self._seeds, self.sampler, **options)
 
     def input_nodes(self, count: int, *, shuffle: bool = True) -> Iterator[torch.Tensor]:

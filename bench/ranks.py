@@ -138,7 +138,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
     if case.sampler != "ladies-distinct":
         sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
     together = case.way == "cooperative"
-    sampling = {"batch_size": args.batch_size, "shuffle": True, "cooperative": together}
+    sampling = {"batch_size": args.batch_size, "shuffle": True, "cooperative": together, "seed": 0}
     loader = gids.NodeLoader(source, store.splits["_N"]["train"], sampler, **sampling)
     model = GraphSage([table.shape[0], *[args.hidden] * (len(args.fanouts) - 1), CLASSES])
     optimizer = torch.optim.Adam(model.parameters())

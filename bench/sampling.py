@@ -131,7 +131,7 @@ def timed(
 
 
 def by_gids(topology: Topology, sampler: Sampler) -> Callable[[int, Any], tuple[int, int]]:
-    return lambda step, ids: counts(sampler.sample(topology, ids, step=step))
+    return lambda step, ids: counts(sampler.sample(topology, ids, step=step, seed=0))
 
 
 def by_dgl(graph: Any, sampler: Any) -> Callable[[int, Any], tuple[int, int]]:
@@ -187,7 +187,7 @@ def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
             rounds = {"labor": 0, "labor-1": 1, "labor-star": -1}[kind]
             peers["dgl"] = loading.LaborSampler(args.fanouts, importance_sampling=rounds)
         for step in range(2):
-            minibatch = sampler.sample(topology, seeds[step], step=step)
+            minibatch = sampler.sample(topology, seeds[step], step=step, seed=0)
             if kind in ("neighbor", "labor"):
                 check(graph, minibatch, args.fanouts)
             elif kind != "walk":  # whose edges are not the graph's
@@ -199,7 +199,7 @@ def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def check_times(graph: Graph, sampler: Neighbor, given: TimedSeeds) -> None:
-    minibatch = sampler.sample(graph, given)
+    minibatch = sampler.sample(graph, given, seed=0)
     assert isinstance(minibatch.batch, torch.Tensor)
     assert isinstance(given.times, torch.Tensor)
     for block in minibatch.blocks:
@@ -258,7 +258,7 @@ def compare_bulk(args: argparse.Namespace, figures: Figures) -> None:
             return sum(nodes), sum(edges)
 
         for step, minibatch in enumerate(bulk(0, groups[0])):
-            single = sampler.sample(topology, seeds[step], step=step)
+            single = sampler.sample(topology, seeds[step], step=step, seed=0)
             verify(minibatch)
             assert torch.equal(minibatch.input_nodes, single.input_nodes), "other nodes than in a single call"
         together = f"{args.bulk} in a call"

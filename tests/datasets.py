@@ -16,6 +16,7 @@ from gids import _core
 from gids.convert.readers import Choices, find_reader, open_source
 from gids.convert.source import Source
 from gids.store import Graph
+from gids.store.ids import number_keys, text_keys
 from gids.store.names import RELATION, Relation
 from gids.store.rows import file_crc32c
 from gids.write import DatasetWriter, edge_list
@@ -147,6 +148,20 @@ def save_arrays(folder: Path, **arrays: np.ndarray) -> None:
         path = folder / f"{name}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, values)
+
+
+def write_ids(writer: DatasetWriter, ntype: str, ids: np.ndarray) -> None:
+    """Give the nodes of a type ids, int64[n] or str[n], as `gids convert` stores them."""
+    if ids.dtype.kind == "i":
+        arrays, keys = {"id": ids}, number_keys(ids)
+    else:
+        texts = [text.encode() for text in ids.tolist()]
+        offsets = np.cumsum([0, *map(len, texts)])
+        arrays = {"id": np.frombuffer(b"".join(texts), np.uint8), "id_offset": offsets}
+        keys = text_keys(arrays["id"], offsets)
+    order = np.argsort(keys, kind="stable")
+    for role, values in {**arrays, "id_key": keys[order], "id_node": order.astype(np.int32)}.items():
+        writer.copy_node_array(ntype, role, values)
 
 
 def write_dataset(path: Path, **options: Any) -> Path:

@@ -28,8 +28,12 @@ def feature_loader(path: Any, tables: Any, **options: Any) -> gids.FeatureLoader
 
 
 def node_loader(path: Any, seeds: Any, sampler: Any, **options: Any) -> gids.NodeLoader:
+    """With seed=0 by default."""
+    options.setdefault("seed", 0)
     return gids.NodeLoader(gids.open(path, **take_options(options)), seeds, sampler, **options)
 
 
 def edge_loader(path: Any, edges: Any, sampler: Any, **options: Any) -> gids.EdgeLoader:
+    """With seed=0 by default."""
+    options.setdefault("seed", 0)
     return gids.EdgeLoader(gids.open(path, **take_options(options)), edges, sampler, **options)

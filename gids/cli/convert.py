@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 3
 _CHANGES = ("reverse_edges", "self_loops", "sort_neighbors", "dedup", "split", "split_column", "seed")
-_OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers")
+_OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers", "overwrite")
 """Fields of Options."""
 
 parse_shape = checked(integers, lambda _: True, "a list of integers such as 1000000,128")
@@ -68,6 +68,8 @@ def add_parser(subparsers: Any) -> None:
     run_group = parser.add_argument_group("run")
     add_workers(run_group)
     add_memory(run_group, kind=writer_memory)
+    text = "replace the dataset DST when the conversion is done"
+    run_group.add_argument("--overwrite", action="store_true", help=text)
     add_quiet(run_group)
     add_help(run_group, rare)
 

@@ -1,4 +1,4 @@
-"""`gids verify PATH`: read a whole dataset and print every fault.
+"""`gids verify PATH…`: read whole datasets and print every fault.
 
 With `--against SRC`, also compare every value with the source, within the error of rounding.
 """
@@ -27,11 +27,11 @@ from gids.cli.progress import Progress
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "verify",
-        help="check every page, checksum and id of a dataset",
-        description="Read the whole dataset and check every page, checksum and id. Prints one line per "
-        "fault; the exit status is 1 if there are any.",
+        help="check every page, checksum and id of datasets",
+        description="Read whole datasets and check every page, checksum and id. Prints one line per fault; "
+        "the exit status is 1 if there are any.",
     )
-    add_path(parser, "PATH", "a dataset, or a directory of parts")
+    add_path(parser, "PATH", "a dataset, or a directory of parts; may be repeated", nargs="+")
     add_allow_dir(parser)
     add_workers(parser)
     text = "also compare the tables with SRC, the source that was converted to PATH; may be repeated"
@@ -52,29 +52,38 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gids.errors import FormatError
     from gids.store.part import part_paths
-    from gids.store.verification import verify
 
-    if not args.path.exists():
-        raise FileNotFoundError(f"no dataset at {args.path}")
-    if not (args.path / "manifest.json").exists() and not part_paths(args.path):
-        raise FormatError(f"{args.path} has no manifest.json; is it a gids dataset? `gids convert` makes one")
-    count = 0
+    if args.against and len(args.path) > 1:
+        raise ValueError(f"--against compares one dataset (got {len(args.path)}): give one PATH")
+    for path in args.path:
+        if not path.exists():
+            raise FileNotFoundError(f"no dataset at {path}")
+        if not (path / "manifest.json").exists() and not part_paths(path):
+            raise FormatError(f"{path} has no manifest.json; is it a gids dataset? `gids convert` makes one")
     try:
-        with Progress("verify", quiet=args.quiet) as progress:
-            watch = {"on_total": progress.total, "on_bytes": progress.add}
-            for fault in verify(args.path, allow_dirs=args.allow_dir, workers=args.workers, **watch):
-                print(fault)
-                count += 1
-        if args.against and not count:  # a faulty dataset may not open
-            count = _compare(args)
+        return max([_verify(path, args) for path in args.path])
     except BrokenPipeError:  # of a line about a fault, which nobody reads
         return 1
+
+
+def _verify(path: Path, args: argparse.Namespace) -> int:
+    """Print the faults of a dataset; whether it has any."""
+    from gids.store.verification import verify
+
+    count = 0
+    with Progress("verify", quiet=args.quiet) as progress:
+        watch = {"on_total": progress.total, "on_bytes": progress.add}
+        for fault in verify(path, allow_dirs=args.allow_dir, workers=args.workers, **watch):
+            print(fault)
+            count += 1
+    if args.against and not count:  # a faulty dataset may not open
+        count = _compare(path, args)
     if not count and not args.quiet:
-        print(f"{args.path}: no faults")
+        print(f"{path}: no faults")
     return 1 if count else 0
 
 
-def _compare(args: argparse.Namespace) -> int:
+def _compare(dataset: Path, args: argparse.Namespace) -> int:
     """Print how the tables differ from the source; the number of tables that do."""
     from gids.convert.comparison import compare
     from gids.convert.edges import add_reverse_edges
@@ -82,7 +91,7 @@ def _compare(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore
     from gids.store.part import refuse_part
 
-    store = FeatureStore(args.path, allow_dirs=args.allow_dir)
+    store = FeatureStore(dataset, allow_dirs=args.allow_dir)
     refuse_part(store, "gids verify --against", "compare the whole dataset with its source")
     path, *others = args.against
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))

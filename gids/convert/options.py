@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 DEFAULT_SPLIT = (0.6, 0.2, 0.2)
-_FREE = ("workers", "memory_bytes")  # may change when a conversion resumes
+_FREE = ("workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
 _OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids", "times": "--no-times"}
 
 
@@ -23,7 +23,7 @@ class Options:
     reverse_edges, self_loops: see edges. sort_neighbors, dedup: see DatasetWriter.write_edges. times: store
     the times of nodes and edges, and sort edges by them. split: fractions of train, val and test for labels
     without splits; (): no random split; None: DEFAULT_SPLIT. split_column: column of masks of shape (nodes,
-    splits). workers and memory_bytes do not change the result.
+    splits). workers and memory_bytes do not change the result. overwrite: replace a dataset that is there.
     """
 
     page_bytes: int | None = None
@@ -43,6 +43,7 @@ class Options:
     seed: int = 0
     workers: int = 2
     memory_bytes: int = 256 << 20
+    overwrite: bool = False
 
     def key(self) -> dict[str, Any]:
         """The options that a resumed conversion must have in common with the first run."""

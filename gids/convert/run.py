@@ -72,6 +72,7 @@ def convert(
         stripe=options.stripe or 1,
         workers=options.workers,
         memory_bytes=options.memory_bytes,
+        overwrite=options.overwrite,
         resume_key={"the source": fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})},
         on_bytes=on_bytes,
     )

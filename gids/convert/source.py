@@ -104,9 +104,8 @@ class Source:
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
     node type and relation, edges in the order of their ids. ids: the arrays of ids of nodes, by node type and
     role. notes: sentences about what was found; warnings: sentences that --quiet prints too, such as about
-    what was left out. skip: names of
-    arrays to leave out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no
-    option changes.
+    what was left out. skip: names of arrays to leave out; skipped: those that were found. used: the files
+    that were read. stored: of a gids dataset; a conversion keeps what no option changes.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -122,8 +121,14 @@ class Source:
     warnings: list[str] = field(default_factory=list)
     skip: tuple[str, ...] = ()
     skipped: set[str] = field(default_factory=set)
+    used: set[Path] = field(default_factory=set)
     stored: StoredGraph | None = None
     _counted_by: dict[str, str] = field(default_factory=dict)
+
+    def uses(self, file: Path) -> Path:
+        """Remember that a file is read. Returns it."""
+        self.used.add(file)
+        return file
 
     def leave_out(self, what: str, why: str) -> None:
         """Warn that a part of the source is not in the dataset."""
@@ -367,7 +372,8 @@ class Reader:
     name: for --from. summary: one line. layout: the files that it reads, and their use. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
     directory scratch as long as it is used. Raises FormatError. takes: the options that apply, as in
-    Choices.changed. files: those that the source consists of.
+    Choices.changed. files: those that the source consists of. aside: patterns of files that may be in its
+    directory and are not read.
     """
 
     name: str
@@ -377,3 +383,4 @@ class Reader:
     read: Callable[[Path, Path, Choices], Source]
     takes: tuple[str, ...] = ()
     files: Callable[[Path], list[Path]] = source_files
+    aside: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> Non
         proof = "" if _is_identity(own) else f"dgl.{name} has their old ids"
     else:
         relations = [r for r in graph.canonical_etypes if table.type in ([r] if by_id else r[::2])]
-        proofs = (_proof(graph, relation, store, by_id) for relation in relations for store in stores)
+        proofs = (_proof(graph, relation, stores, by_id) for relation in relations)
         proof = next(filter(None, proofs), "")
     if proof:
         raise ValueError(
@@ -52,14 +52,13 @@ def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> Non
         )
 
 
-def _proof(graph: Any, relation: Relation, store: FeatureStore, by_id: bool) -> str:
-    """What shows that edges of the graph are not in the store. Nothing where they cannot be compared."""
-    if relation not in store.relations or graph.device.type != "cpu":
+def _proof(graph: Any, relation: Relation, stores: Sequence[FeatureStore], by_id: bool) -> str:
+    """What shows that edges of the graph are not in the first store that has them. Nothing where they cannot
+    be compared."""
+    store = next((s for s in stores if (n := s.numbering(relation)) and n.contents), None)
+    if store is None or graph.device.type != "cpu":
         return ""
-    try:
-        stored = store.graph(relation)
-    except MissingError:  # a relation of edge features alone
-        return ""
+    stored = store.graph(relation)
     own = _topology(graph, relation)
     if (own.num_src, own.num_dst) != (stored.num_src, stored.num_dst):
         return ""

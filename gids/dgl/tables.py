@@ -15,6 +15,7 @@ from gids.dgl.order import check_order
 from gids.errors import MissingError
 from gids.loader.row_source import chosen_tables
 from gids.store import FeatureStore, Table
+from gids.store.numbering import matched
 
 _DECLARED = {
     "node": ("prefetch_node_feats", "prefetch_ndata", "prefetch_labels"),
@@ -44,7 +45,7 @@ class ServedTables:
         tables = [*self.always, *filter(None, declared)]
         self._tables: dict[tuple[str, Any, str], Table] = {}
         for table in tables or [t for t in self._stored if t.type in _types(graph, t.kind)]:
-            self._tables.setdefault((table.kind, table.type, table.key), table)
+            self._tables.setdefault((table.kind, table.type, table.key), matched(table, stores))
         if not self._tables:
             raise self.nothing_asked()
         for table in self.tables:

@@ -250,7 +250,8 @@ class Neighborhoods:
 
     def minibatch(self, targets: Targets, span: Span) -> Minibatch:
         ids = targets.ids(span)
-        return self._sampler.sample(self.topology, ids if self.topology.homogeneous else {span.ntype: ids})
+        seeds = ids if self.topology.homogeneous else {span.ntype: ids}
+        return self._sampler.sample(self.topology, seeds, seed=0)  # of all edges: nothing is drawn
 
     def needed_by(self, targets: Targets) -> Targets:
         """The targets of the layer before: these targets and their in-neighbors.

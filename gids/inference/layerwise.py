@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,7 +50,6 @@ from gids.sampler import Minibatch, Topology
 from gids.sampler.minibatch import PerType
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table, graphs_of
-from gids.store.ids import ID_ROLES
 from gids.store.names import check_name, describe_type, table_path
 from gids.write import DatasetWriter
 
@@ -185,22 +184,15 @@ def layerwise(
             sinks = {t: TableSink(begin[t], wanted.count_of(t), dtype) for t in wanted.nodes}
             sinks = run.layer(index, inputs, wanted, sinks)
             if is_last:
-                _copy_ids(opened, writer, sinks)
+                writer.copy_ids(opened)
             writer.commit()
             if before is not opened and not is_last:  # then all of scratch is removed
                 shutil.rmtree(before.path)
             store = FeatureStore(writer.path)
             written = {t: store.table(sink.name) for t, sink in sinks.items()}
-            inputs = Inputs(written, {t: sink.layer_dtype for t, sink in sinks.items()}, edges, wanted)
+            by_target = {t: table.by_row() for t, table in written.items()}
+            inputs = Inputs(by_target, {t: sink.layer_dtype for t, sink in sinks.items()}, edges, wanted)
     return LayerwiseResult(None, store, written, run.stats)
-
-
-def _copy_ids(store: FeatureStore, writer: DatasetWriter, types: Collection[str]) -> None:
-    """Copy the ids of nodes of these types."""
-    for nodes in store.manifest.nodes:
-        for role in ID_ROLES:
-            if nodes.type in types and role in nodes.arrays:
-                writer.copy_node_array(nodes.type, role, store.locate.rows(nodes.arrays[role]))
 
 
 def _tables_by_type(

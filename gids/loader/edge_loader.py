@@ -58,11 +58,12 @@ class EdgeLoader(EpochLoader):
             copied. None: all edges of the relation.
         sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
             that makes blocks.
-        time: the time of each seed edge, int64[n]; a negative has the time of its seed edge. Minibatches are
-            then temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and
-            the dataset has times of them. False: not temporal; a temporal sampler is refused. Edges with the
-            same time as the seed edge, and the seed edge itself, may be drawn: to leave them out, give times
-            less 1, or exclude.
+        time: the time of each seed edge, int64[n]; with edges=None by edge id (in a dataset without edge ids
+            in the order of graph.indices). A negative has the time of its seed edge. Minibatches are then
+            temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and the
+            dataset has times of them. False: not temporal; a temporal sampler is refused. Edges with the same
+            time as the seed edge, and the seed edge itself, may be drawn: to leave them out, give times less
+            1, or exclude.
         strategy: as in gids.NodeLoader.
         relation: (source type, relation, destination type) of the edges; may be left out if there is one.
         negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default
@@ -98,7 +99,7 @@ class EdgeLoader(EpochLoader):
         batch_size: int = 1024,
         shuffle: bool = False,
         drop_last: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device = "cpu",
@@ -149,6 +150,7 @@ class EdgeLoader(EpochLoader):
         elif strategy is not None:
             raise ValueError(f"strategy={strategy!r} needs times of the edges: give time=")
         self._edges = _Edges(self._graph, edges, time if isinstance(time, torch.Tensor) else None, own=own)
+        self._seed_ids = self._edges.ids
         self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
 
     @property
@@ -257,9 +259,10 @@ class _EdgeSampling(EpochSampling):
 
 
 class _Edges:
-    """The seed edges: a copy of the given ones, or all edges of a graph.
+    """The seed edges: a copy of the given ones, or all edges of a graph, in its order.
 
-    times: of them, or None. own: they have their own times.
+    times: of them, or None; of all edges by edge id. own: they have their own times. ids: the edge ids of all
+    edges by position, if they are not the positions.
     """
 
     def __init__(
@@ -268,6 +271,7 @@ class _Edges:
         self._graph = graph
         self._given: np.ndarray | None = None
         self._times = graph.edge_times if own else None
+        self.ids = graph.edge_ids if edges is None else None
         self.count = graph.num_edges
         if edges is not None:
             self._take(graph, edges)
@@ -277,7 +281,8 @@ class _Edges:
             raise ValueError(
                 f"time is {times.dtype}{list(times.shape)}: give int64[{self.count}], one for each edge"
             )
-        self._times = on_host(times).clone().numpy()
+        by_id = on_host(times).numpy()
+        self._times = by_id.copy() if self.ids is None else by_id[self.ids]
 
     def _take(self, graph: Graph, edges: torch.Tensor) -> None:
         tensor = isinstance(edges, torch.Tensor)

@@ -41,7 +41,7 @@ from gids.loader.source import Dataset, as_row_source
 from gids.loader.stats import NO_ROWS
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
-from gids.sampler.layered import Fanout, LayeredSampler
+from gids.sampler.layered import Fanout, LayeredSampler, chosen_seed
 from gids.sampler.minibatch import FeatureRows
 from gids.sampler.neighbor import Strategy, check_ids_of_reverses
 from gids.sampler.topology import By
@@ -57,7 +57,7 @@ _SAID = {"batch_size": "batch_size * world_size", "topology_crc": "checksum of e
 
 @dataclass
 class _Progress:
-    """The position in an epoch. step: of the next minibatch. begun: a minibatch was asked for."""
+    """The position in an epoch. step: of the next minibatch. begun: an iterator has this epoch."""
 
     epoch: int
     step: int
@@ -68,11 +68,12 @@ class EpochLoader(Closing, ABC):
     """Base class of NodeLoader and EdgeLoader, which users make.
 
     Attributes: source; store (its first dataset); sampler; tables: the tables to load, by name; batch_size,
-    shuffle, drop_last, seed: as given; rank, world_size: as given or detected; epoch: the number of the next
-    epoch, may be set.
+    shuffle, drop_last: as given; seed: as given or drawn; rank, world_size: as given or detected; epoch: the
+    number of the next epoch, may be set.
     """
 
     batch_sampler = None  # Lightning asks loaders with a sampler for it
+    _seed_ids: np.ndarray | None = None  # by position, what users call the seeds, if not by their positions
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class EpochLoader(Closing, ABC):
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
-        seed: int,
+        seed: int | None,
         rank: int | None,
         world_size: int | None,
     ) -> None:
@@ -92,24 +93,28 @@ class EpochLoader(Closing, ABC):
         batch_size = whole_number("batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be 1 or more")
-        seed = whole_number("seed", seed)
-        if not 0 <= seed < 1 << 64:
+        self._given_seed = None if seed is None else whole_number("seed", seed)
+        self.seed = chosen_seed(self._given_seed)
+        if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed={seed} must be from 0 to 2^64 - 1")
         if isinstance(sampler, str | bytes) or not (
             isinstance(sampler, Sequence) or hasattr(sampler, "sample")
         ):
             raise TypeError(f"sampler={sampler!r}: give fanouts, such as [10, 10], or a sampler")
         self._ranks = self.source.ranks(rank, world_size)
+        if seed is None and self.world_size > 1 and self._ranks.group is None:
+            raise ValueError(
+                f"rank={rank}, world_size={world_size} without seed=: each rank would draw its own: "
+                "give all ranks the same seed="
+            )
         self.sampler = (
             Neighbor(sampler, threads=self.source.options.threads)
             if isinstance(sampler, Sequence)
             else sampler
         )
         self._fanouts = sampler if isinstance(sampler, Sequence) else None
-        self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, seed
-        self._epoch = 0
-        self._progress: _Progress | None = None  # of the epoch that was begun last
-        self._resume: _Progress | None = None  # that was loaded, or of the iterator that begins there
+        self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
+        self._progress = _Progress(0, 0)  # of the epoch that was begun last, or where the next one begins
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._seeds_digest: str | None = None  # once asked for
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
@@ -120,13 +125,13 @@ class EpochLoader(Closing, ABC):
     @property
     def epoch(self) -> int:
         """The number of the next epoch. May be set."""
-        return self._epoch
+        return self._progress.epoch + self._progress.begun
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-        if self._resume is self._progress:  # else load_state_dict() was called last
-            self._resume = None
+        epoch = whole_number("loader.epoch", epoch)
+        if epoch != self.epoch:
+            self._progress = _Progress(epoch, 0)
 
     @property
     def sampler(self) -> Sampler:
@@ -195,7 +200,8 @@ class EpochLoader(Closing, ABC):
         self._device: cuda.Device | None = None
         on_cpu = torch.device(device).type == "cpu"
         shares = None if on_cpu else f"topology {self.store.content_crc:08x}"
-        with self._ranks.comparing(lambda: self._compared() | {"dtype": str(dtype)}, shares) as peers:
+        compared = partial(self._ranks.comparing, lambda: self._compared() | {"dtype": str(dtype)})
+        with compared(self.seed, shares) as (peers, self.seed):
             if not on_cpu:
                 self._device = cuda.open_device(device)
                 pinned = [
@@ -247,16 +253,18 @@ class EpochLoader(Closing, ABC):
         """The order of an epoch's seeds: int64[seeds], positions among the seeds as given.
 
         The same on all ranks. Step s begins at s * world_size * batch_size, and each rank has a part of it:
-        see ``SampledEpoch.positions``.
+        see ``SampledEpoch.positions``. EdgeLoader(edges=None): edge ids.
         """
-        if not self.shuffle:
-            return torch.arange(self._seed_count)
-        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64)))
-        return torch.from_numpy(generator.permutation(self._seed_count))
+        seeds = self._seeds_of(epoch)
+        return seeds.named(seeds.order)
 
     def _seeds_of(self, epoch: int) -> EpochSeeds:
         """The seeds of an epoch, by step."""
-        return EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks)
+        order = np.arange(self._seed_count)
+        if self.shuffle:
+            generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64)))
+            order = generator.permutation(self._seed_count)
+        return EpochSeeds(order, self.batch_size, self._ranks, self._seed_ids)
 
     def __len__(self) -> int:
         """Number of minibatches in an epoch, on each rank."""
@@ -264,20 +272,20 @@ class EpochLoader(Closing, ABC):
         return count // size if self.drop_last else -(-count // size)
 
     def __iter__(self) -> SampledEpoch:
+        if not 0 <= self.epoch < 1 << 63:
+            raise ValueError(f"loader.epoch={self.epoch} must be from 0 to 2^63 - 1")
+        epoch = SampledEpoch(self._begin, self._stream)
+        with self._beginning:
+            self._epochs.add(epoch)
+            self._check_open()
+        return epoch
+
+    def _begin(self) -> tuple[EpochStream[Minibatch], _Progress, EpochSeeds]:
+        """Begin the next epoch: what its iterator needs. Nothing is used up if this raises an error."""
         self._check_open()
-        epoch = whole_number("loader.epoch", self.epoch)
-        if not 0 <= epoch < 1 << 63:
-            raise ValueError(f"loader.epoch={epoch} must be from 0 to 2^63 - 1")
-        resume = self._loaded
-        if resume is self._progress and resume == _Progress(epoch - 1, 0):
-            epoch -= 1  # nobody asked its iterator for a minibatch: Lightning's Trainer makes two
-        elif resume is not None and resume.epoch != epoch:
-            resume = None
-        progress = _Progress(epoch, 0 if resume is None else resume.step)
-        # In this order, and without a call: a signal handler may ask for the state.
-        self._resume = None if resume is None else progress
-        self._progress = progress
-        self._epoch = epoch + 1
+        self._ranks.check_process_group()
+        epoch = self.epoch
+        progress = _Progress(epoch, 0 if self._progress.begun else self._progress.step, begun=True)
         coming, self._next = self._next, None
         if coming is not None and self._repeatable and coming[0] == self._arguments_of(epoch, progress.step):
             sampling = coming[1]
@@ -302,16 +310,8 @@ class EpochLoader(Closing, ABC):
                     following=following,
                 )
             )
-        begun = SampledEpoch(stream, self._stream, progress, seeds)
-        with self._beginning:
-            self._epochs.add(begun)
-            self._check_open()  # a signal handler may have closed it within the lock
-        return begun
-
-    @property
-    def _loaded(self) -> _Progress | None:
-        """The position that was loaded; None once a minibatch was asked for there."""
-        return None if self._resume is None or self._resume.begun else self._resume
+        self._progress = progress
+        return stream, progress, seeds
 
     def _check_open(self) -> None:
         if self._ends or self.source.lender.closed:
@@ -378,20 +378,18 @@ class EpochLoader(Closing, ABC):
         It is the minibatch after the last one that the latest epoch handed out; if that epoch is finished,
         the first one of the next. Plain numbers and text, for any checkpoint. The same on all ranks.
         """
-        at = _Progress(whole_number("loader.epoch", self.epoch), 0)
-        if (loaded := self._loaded) is not None and loaded.epoch == self.epoch:
-            at = loaded
-        elif self._progress is not None and self._progress.epoch + 1 == self.epoch:
-            at = self._progress if self._progress.step < len(self) else at
+        at = self._progress
+        if at.begun and at.step >= len(self):
+            at = _Progress(self.epoch, 0)
         return {"version": _STATE_VERSION, "epoch": at.epoch, "step": at.step, "made_with": self._made_with()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``for`` continue where state_dict() was taken, with the same minibatches.
 
-        Sets ``epoch``. Options of the source, tables, labels, dtype, threads, device and the dataset's path
-        and rows may differ, and also the number of ranks if batch_size * world_size is the same. Raises
-        ValueError for the state of a loader with other arguments, or of a dataset with other edges or times,
-        and names the difference. A sampler is compared by its repr.
+        Sets ``epoch``, and ``seed`` if the loader drew it. Options of the source, tables, labels, dtype,
+        threads, device and the dataset's path and rows may differ, and also the number of ranks if batch_size
+        * world_size is the same. Raises ValueError for the state of a loader with other arguments, or of a
+        dataset with other edges or times, and names the difference. A sampler is compared by its repr.
         """
         try:
             version, epoch, step = (int(state[key]) for key in ("version", "epoch", "step"))
@@ -403,6 +401,8 @@ class EpochLoader(Closing, ABC):
                 f"the state has version {version}; this version of gids reads version {_STATE_VERSION}"
             )
         made_with = self._made_with()
+        if self._given_seed is None and "seed" in saved:
+            made_with["seed"] = whole_number("the state's seed", saved["seed"])
         for key in made_with | saved:
             if saved.get(key) != made_with.get(key):
                 raise ValueError(
@@ -418,8 +418,7 @@ class EpochLoader(Closing, ABC):
             )
         if epoch < 0 or not 0 <= step <= len(self):
             raise ValueError(f"the state is at epoch {epoch}, step {step}; an epoch has {len(self)} steps")
-        self.epoch = epoch
-        self._resume = _Progress(epoch, step)
+        self.seed, self._progress = made_with["seed"], _Progress(epoch, step)
 
     def stats(self) -> dict[str, Any]:
         """The counters of FeatureLoader.stats() for this loader; ``memory`` also has sampler and topology.
@@ -440,7 +439,7 @@ class EpochLoader(Closing, ABC):
         if self._features is not None and (sampler := self._host_sampler) is not None:
             scratch, minibatches = sampler.host_bytes()
             memory["sampler"] = scratch + max(0, minibatches - self._features.feature_loader.held_bytes)
-        return {**result, "memory": memory, "epoch": self.epoch}
+        return {**result, "memory": memory, "epoch": self.epoch, "seed": self.seed}
 
     def close(self) -> None:
         """End the open epochs, let reads and kernels finish, release cache and topology. Idempotent.
@@ -469,7 +468,7 @@ class EpochLoader(Closing, ABC):
         shared = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
         return (
             f"{type(self).__name__}({self.store.name!r}, {self.sampler!r}, {list(self.tables)}, "
-            f"{len(self)} minibatches of {self.batch_size}{shared})"
+            f"{len(self)} minibatches of {self.batch_size}, seed {self.seed}{shared})"
         )
 
     def __getstate__(self) -> None:
@@ -497,9 +496,9 @@ class EpochLoader(Closing, ABC):
         }
 
     def _compared(self) -> dict[str, Any]:
-        """What the ranks compare when they make this loader. Plain values."""
+        """What the ranks compare when they make this loader. Plain values. A drawn seed is rank 0's."""
         tables = {name: [str(t.type), list(t.shape), str(t.dtype)] for name, t in self.tables.items()}
-        return self._made_with() | {"tables": dict(sorted(tables.items()))}
+        return self._made_with() | {"seed": self._given_seed, "tables": dict(sorted(tables.items()))}
 
     def _tables_of(self, topology: Topology, tables: Tables | None) -> dict[str, Table]:
         """The tables to load, by name."""
@@ -516,24 +515,32 @@ class EpochLoader(Closing, ABC):
 
 
 class SampledEpoch(Iterator[Minibatch]):
-    """One epoch of a loader. After a StorageError it continues with the next minibatch.
-
-    order: int64[seeds], the loader's order() of this epoch, of all ranks.
+    """One epoch of a loader. It begins, and uses up its number, when its first minibatch, ``order`` or
+    ``positions`` is asked for. After a StorageError it continues with the next minibatch.
     """
 
     def __init__(
         self,
-        stream: EpochStream[Minibatch],
+        begin: Callable[[], tuple[EpochStream[Minibatch], _Progress, EpochSeeds]],
         sampled_on: SampleStream,
-        progress: _Progress,
-        seeds: EpochSeeds,
     ) -> None:
-        self._begun = False
-        self.order = torch.from_numpy(seeds.order)
-        self._seeds = seeds
-        self._stream = stream
+        self._begin: Callable[[], Any] | None = begin  # until then; it holds the loader
+        self._stream: EpochStream[Minibatch] | None = None
         self._sampled_on = sampled_on
-        self._progress = progress
+
+    def _begun(self) -> tuple[_Progress, EpochSeeds]:
+        if self._begin is not None:
+            self._stream, self._progress, self._seeds = self._begin()
+            self._begin = None
+        elif self._stream is None:
+            raise ValueError("this iterator was closed before its epoch began: make a new one")
+        return self._progress, self._seeds
+
+    @property
+    def order(self) -> torch.Tensor:
+        """int64[seeds], the loader's order() of this epoch, of all ranks."""
+        _, seeds = self._begun()
+        return seeds.named(seeds.order)
 
     def __next__(self) -> Minibatch:
         return self.hand_out(lambda minibatch: minibatch)
@@ -541,24 +548,21 @@ class SampledEpoch(Iterator[Minibatch]):
     def hand_out(self, make: Callable[[Minibatch], R]) -> R:
         """What `make` makes of the next minibatch, which counts as handed out only then: a signal handler may
         ask for the state meanwhile. After an error of `make` the epoch goes on with the next one."""
-        if not self._begun:
-            self._begun = self._progress.begun = True
-            try:
-                self._seeds.ranks.check_process_group()
-            except BaseException:
-                self.close()
-                raise
+        if self._begin is None and self._stream is None:
+            raise StopIteration  # it was closed
+        progress, _ = self._begun()
+        assert self._stream is not None
         try:
             minibatch, features = next(self._stream)
         except StorageError:
-            self._progress.step += 1  # a resumed epoch does not repeat it
+            progress.step += 1  # a resumed epoch does not repeat it
             raise
         try:
             self._sampled_on.hand_over(minibatch)
             minibatch.features = FeatureRows(features)
             made = make(minibatch)
         except Exception as error:
-            self._progress.step += 1
+            progress.step += 1
             if isinstance(error, StopIteration):  # which would end the loop in silence
                 raise RuntimeError(
                     "the transform raised StopIteration: let it return, or raise another error"
@@ -567,17 +571,20 @@ class SampledEpoch(Iterator[Minibatch]):
         except BaseException:  # Ctrl-C: nobody gets this minibatch but who resumes
             self.close()
             raise
-        self._progress.step += 1
+        progress.step += 1
         return made
 
     def positions(self, step: int) -> torch.Tensor:
-        """Positions of this rank's seeds of a step, among the seeds as given: int64[n]."""
-        return torch.from_numpy(self._seeds.at(step).own)
+        """This rank's seeds of a step: int64[n], positions among the seeds as given; EdgeLoader(edges=None):
+        edge ids."""
+        _, seeds = self._begun()
+        return seeds.named(seeds.at(step).own)
 
     def close(self) -> None:
         """End the epoch here. Idempotent. The end of the epoch, and dropping it, do the same."""
-        self._begun = True  # a closed epoch waits for no rank
-        self._stream.close()
+        self._begin = None
+        if self._stream is not None:
+            self._stream.close()
 
 
 def check_range(ids: Any, count: int, what: str) -> None:

@@ -46,11 +46,13 @@ class NodeLoader(EpochLoader):
         batch_size: number of seeds of all types together, on each rank (default 1024).
         shuffle: shuffle the seeds of all types in every epoch. Default: the given order, type after type.
         drop_last: leave out the last minibatch of an epoch if it is smaller.
-        seed: random seed of the order and of the sampling, 0 to 2^64 - 1 (default 0).
+        seed: random seed of the order and of the sampling, 0 to 2^64 - 1. None: drawn from torch's default
+            generator, so torch.manual_seed() governs it; ranks that share the seeds use rank 0's. The
+            attribute ``seed``, ``repr``, ``stats()`` and ``state_dict()`` have it.
         rank, world_size: share the seeds of each step among world_size processes, of which this one is
             `rank`, 0 to world_size - 1. Give every rank all seeds. None: taken from torch.distributed's
             process group, if it is initialized; then every rank must make the loader, with the same
-            arguments. rank=0, world_size=1: no sharing.
+            arguments. rank=0, world_size=1: no sharing. A given rank needs a given seed.
         cooperative: the ranks work on one minibatch of world_size * batch_size seeds together, in which each
             node belongs to one of them; needs gids.distributed.open(). Minibatches are
             gids.distributed.CooperativeMinibatch.
@@ -86,7 +88,7 @@ class NodeLoader(EpochLoader):
         batch_size: int = 1024,
         shuffle: bool = False,
         drop_last: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         cooperative: bool = False,

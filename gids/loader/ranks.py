@@ -272,16 +272,16 @@ class Ranks:
 
     @contextlib.contextmanager
     def comparing(
-        self, made_with: Callable[[], Mapping[str, Any]], shares: str | None = None
-    ) -> Iterator[Group | None]:
+        self, made_with: Callable[[], Mapping[str, Any]], seed: int, shares: str | None = None
+    ) -> Iterator[tuple[Group | None, int]]:
         """Compare a loader's arguments, which must be plain values, over all ranks. Collective.
 
         shares: what this rank can share with the ranks of its machine that give the same; None: nothing.
-        Yields a group of these ranks, or None without any. Raises ValueError on every rank if arguments
-        differ, and RankError if a rank makes no loader within the time-out.
+        Yields a group of these ranks, or None without any, and rank 0's seed. Raises ValueError on every rank
+        if arguments differ, and RankError if a rank makes no loader within the time-out.
         """
         if self.group is None or self.world_size == 1:
-            yield None
+            yield None, seed
             return
         with self.group() as group:
             self.loader, group.loaders = group.loaders, group.loaders + 1
@@ -292,10 +292,11 @@ class Ranks:
             if shares is not None and os.path.exists("/proc/self/ns/pid"):
                 boot = Path("/proc/sys/kernel/random/boot_id").read_text()
                 mine = f"{shares} {boot} {os.readlink('/proc/self/ns/pid')}"
-            offers = group.gather(lambda: mine, "made this loader")
+            told = group.gather(lambda: [mine, seed], "made this loader")
+        offers, [seed, *_] = zip(*told, strict=True)
         machines = [[r for r, theirs in enumerate(offers) if theirs == o] for o in dict.fromkeys(offers)]
         with contextlib.nullcontext() if len(machines) == self.world_size else Group(machines) as peers:
-            yield peers if peers is not None and peers.size > 1 else None
+            yield peers if peers is not None and peers.size > 1 else None, seed
 
     def check_process_group(self) -> None:
         """Raise ValueError if the process group was made after the loader."""

@@ -40,6 +40,7 @@ from gids.sampler import Minibatch, Topology
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Graph, Table
 from gids.store.names import describe_type
+from gids.store.numbering import matched
 
 if TYPE_CHECKING:
     from gids.loader.epoch_stream import EpochStream, IdsOf
@@ -54,7 +55,8 @@ Tables = Sequence[str | Table] | Mapping[str, str | Table]
 def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables) -> dict[str, Table]:
     """The tables by the names of their features. A name, or a key, is looked up in one store after the other.
 
-    Raises KeyError for a name that no store has, ValueError when two tables have one name.
+    Ids are those of the first store. Raises KeyError for a name that no store has, ValueError when two tables
+    have one name, and for a table of other nodes or edges.
     """
     if isinstance(stores, FeatureStore):
         stores = [stores]
@@ -106,12 +108,12 @@ def is_of_nodes(table: Table, store: FeatureStore) -> bool:
 
 def _table(stores: Sequence[FeatureStore], table: str | Table) -> Table:
     if isinstance(table, Table):
-        return table
+        return matched(table, stores)
     if not isinstance(table, str):
         raise TypeError(f"tables has a {type(table).__name__}: give names of tables, or Tables of any store")
     named = [store for store in stores if table in store.tables]
     with_key = [store for store in stores if any(t.key == table for t in store.tables.values())]
-    return (named or with_key or stores)[0].table(table)
+    return matched((named or with_key or stores)[0].table(table), stores)
 
 
 log = logging.getLogger("gids")

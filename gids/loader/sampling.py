@@ -47,16 +47,23 @@ class StepSeeds(NamedTuple):
 
 @dataclass(frozen=True)
 class EpochSeeds:
-    """The seeds of an epoch by step. order: int64[seeds], positions, of all ranks."""
+    """The seeds of an epoch by step. order: int64[seeds], positions, of all ranks. ids: by position, what
+    users call the seeds; None: the positions.
+    """
 
     order: np.ndarray
     batch_size: int
     ranks: Ranks
+    ids: np.ndarray | None = None
 
     def at(self, step: int) -> StepSeeds:
         size = self.batch_size * self.ranks.world_size
         seeds = self.order[step * size : (step + 1) * size]
         return StepSeeds(seeds, self.ranks.part(len(seeds)))
+
+    def named(self, positions: np.ndarray) -> torch.Tensor:
+        """What users call the seeds at these positions: int64[n]."""
+        return torch.from_numpy(positions if self.ids is None else self.ids[positions].astype(np.int64))
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ from gids.packs import find_scratch
 from gids.sampler import Topology
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore, Graph, graphs_of
+from gids.store.numbering import matched_stores
 from gids.store.part import refuse_part
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ Dataset = FeatureStore | str | os.PathLike[str]
 class Source(RowSource):
     """A dataset, or several, with options and one memory budget. Made by gids.open().
 
-    Attributes: store (the first dataset's); stores; options.
+    Attributes: store (the first dataset's); stores (tables of nodes have the first one's numbers); options.
 
     Loaders of a source share its memory. Those with the same tables, dtype and device share one cache, which
     stays warm between their epochs. A loader of other tables takes over the memory when its epoch begins. It
@@ -133,7 +134,8 @@ def open(
 
     Args:
         dataset: a path, an open FeatureStore, or a list of these that have the same nodes and edges. The
-            first one is the main one: it has the topology, labels, splits and heat.
+            first one is the main one: it has the topology, labels, splits and heat. Rows of the others are
+            matched to its nodes by ids if both store ids, else by number; the log says which.
         memory: host memory for all loaders of this source: cache lines, outputs, bounce pool, window, page
             tables. In bytes, or text such as ``"16GB"`` or ``"512MiB"``. Default: half of the memory
             available, divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at
@@ -163,8 +165,8 @@ def open(
         tuning: a gids.Tuning, for what rarely needs another value.
 
     Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
-    of its range, TypeError for one that is not whole and for an argument that does not exist, StorageError
-    for a scratch directory that does not exist or cannot be written.
+    of its range and for datasets with other ids, TypeError for a number that is not whole and for an argument
+    that does not exist, StorageError for a scratch directory that does not exist or cannot be written.
     """
     if not isinstance(tuning, Tuning | None):
         raise TypeError(f"tuning is {type(tuning).__name__}: give gids.Tuning(...)")
@@ -194,6 +196,7 @@ def open(
                 one = FeatureStore(one, allow_dirs=allow_dirs)
                 opening.callback(one.close)
             stores.append(one)
+        stores = matched_stores(stores, options.scratch or ())
         return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Stats = Mapping[str, Any]
-PRESENT = ("memory", "window", "planned", "policy", "heat", "engine", "scratch")
+PRESENT = ("seed", "memory", "window", "planned", "policy", "heat", "engine", "scratch")
 """Entries that say how things are, and count nothing of one loader."""
 
 PACK_COUNTERS = dict.fromkeys(("superbatches", "packs", "minibatches", "bytes_read", "bytes_written"), 0)

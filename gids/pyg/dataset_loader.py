@@ -96,7 +96,7 @@ class DatasetLoader(EpochLoader):
         drop_last: bool = False,
         tables: Tables | None = None,
         labels: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device = "cpu",

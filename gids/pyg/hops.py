@@ -17,7 +17,7 @@ import torch
 from gids.errors import MissingError
 from gids.sampler import Block, Minibatch, Neighbor, Topology, sort_by_time
 from gids.sampler.forest import AnySeeds, Given, per_type
-from gids.sampler.layered import Layers
+from gids.sampler.layered import Layers, Seed, chosen_seed
 from gids.sampler.neighbor import Strategy
 from gids.sampler.topology import By, Graphs, times_of
 from gids.store import Graph
@@ -150,10 +150,10 @@ class HopSampler(Neighbor):
         return [[counts[relation][hop] for relation in relations] for hop in range(self._hop_count)]
 
     def sample(
-        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: Seed = None, epoch: int = 0, step: int = 0
     ) -> HopMinibatch:
         """Sample one minibatch. Arguments, device and errors are as in gids.sampler.Neighbor.sample."""
-        topology = Topology.of(graphs)
+        topology, seed = Topology.of(graphs), chosen_seed(seed)
         if topology.drawn_by is None:
             sampled = super().sample(topology, seeds, seed=seed, epoch=epoch, step=step)
         else:

@@ -45,9 +45,8 @@ class NeighborLoader(DatasetLoader):
             mapping from attribute names to these. None: all tables of nodes and edges in the topology. Empty:
             none.
         labels: include ``y``, if the dataset has labels (default True).
-        seed: random seed of the order and of the sampling (default 0); torch's generator is not used.
-        rank, world_size: as in gids.NodeLoader. In an initialized process group the ranks share the seeds:
-            give every rank all of them.
+        seed, rank, world_size: as in gids.NodeLoader. In an initialized process group the ranks share the
+            seeds: give every rank all of them.
         device: ``"cpu"`` (default) or ``"cuda"``: where the sampling, the cache and the minibatches are.
         topology_on, dtype, minibatch_rows: as in gids.NodeLoader.
 

@@ -25,6 +25,7 @@ from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
 
 Fanout = int | Mapping[Relation, int]
+Seed = int | None
 Numbers = tuple[int, int, int]
 """Seed, epoch and step."""
 DrawnFor = tuple[_core.NeighborTopology, list[list[Any]], list[list[int]], Numbers, int | None]
@@ -41,6 +42,11 @@ _KEEP_BYTES = 512 << 20
 _MAX_FANOUT = (1 << 31) - 1
 _U64 = (1 << 64) - 1
 _MAX_KAPPA = 1 << 63
+
+
+def chosen_seed(seed: Seed) -> int:
+    """The seed; for None a number below 2^63 that torch's default generator draws."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_()) if seed is None else seed
 
 
 class LayeredSampler(ABC):
@@ -73,7 +79,7 @@ class LayeredSampler(ABC):
         self._lock = OwnLock()  # one minibatch at a time uses the scratch memory
 
     def sample(
-        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: Seed = None, epoch: int = 0, step: int = 0
     ) -> Minibatch:
         """Sample one minibatch, on the device of pinned graphs, else on the CPU.
 
@@ -81,7 +87,7 @@ class LayeredSampler(ABC):
         seeds: int64[n] node ids or bool[num_nodes], or a dictionary of these by node type. As in DGL,
         repeated seeds are kept and get the same edges; edges to such a node refer to its first position.
         TimedSeeds of such ids are for a temporal sampler. seed, epoch, step: 0 to 2^64 - 1; together they
-        determine the random numbers.
+        determine the random numbers. seed=None: each call draws one from torch's default generator.
 
         On the CPU this blocks without the GIL. On a device it works on torch's current stream and waits for
         it, mostly once. The tensors belong to the caller.
@@ -89,6 +95,7 @@ class LayeredSampler(ABC):
         Raises IndexError for a seed that is not a node, FormatError for an inconsistent topology, TypeError
         and ValueError for wrong arguments.
         """
+        seed = chosen_seed(seed)
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         numbers, checked = (seed, epoch, step), self.prepare(topology, seeds)
         with self._lock:
@@ -100,7 +107,7 @@ class LayeredSampler(ABC):
         return self.finish(topology, checked, layers, epoch, step)
 
     def start(
-        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: Seed = None, epoch: int = 0, step: int = 0
     ) -> Callable[[], Minibatch]:
         """Enqueue sample() on a device. The result returns the minibatch, and usually does not wait for it.
 
@@ -109,6 +116,7 @@ class LayeredSampler(ABC):
         and with weights, locality or Labor. Minibatches may be finished in any order, but starting one waits
         for the one that was started before.
         """
+        seed = chosen_seed(seed)
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         if topology.device is None:
             raise ValueError("start() needs graphs that are pinned for a device: call sample()")
@@ -128,7 +136,7 @@ class LayeredSampler(ABC):
         graphs: Graphs | Topology,
         seeds_of_steps: Sequence[AnySeeds],
         *,
-        seed: int = 0,
+        seed: Seed = None,
         epoch: int = 0,
         first_step: int = 0,
     ) -> list[Minibatch]:
@@ -143,6 +151,7 @@ class LayeredSampler(ABC):
         Blocks and raises like sample(). The error of the first step that fails begins with ``step N:``; then
         no minibatch is returned.
         """
+        seed = chosen_seed(seed)
         last_step = first_step + max(0, len(seeds_of_steps) - 1)
         topology, fanouts = self._checked(graphs, seed, epoch, first_step, last_step)
         steps = range(first_step, first_step + len(seeds_of_steps))

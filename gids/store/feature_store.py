@@ -24,6 +24,7 @@ from gids.store.files import load_array, open_dataset
 from gids.store.ids import ID_ROLES, NodeIds
 from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type
+from gids.store.numbering import Numbering
 from gids.store.part import Held
 from gids.store.table import Table
 
@@ -136,6 +137,8 @@ class FeatureStore:
         )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
+        if any(t.numbering != self.numbering(t.type) for t in self.tables.values()):
+            raise TypeError(f"{self.name} is matched to another dataset: open both in each process")
         return _opened_again, (os.fspath(self.path), self._allow_dirs, self.locate.contents)
 
     def __repr__(self) -> str:
@@ -238,9 +241,27 @@ class FeatureStore:
         or tensor of nodes, is a list of str, or int64[n]; only these ids are read. ids.find(["a", "b"]) is
         the nodes of ids. Nodes without ids of their own have their numbers as ids. A part has all ids.
         """
-        entry = self._nodes_entry(ntype)
-        arrays = {r: partial(self.locate.map, entry.arrays[r]) for r in ID_ROLES if r in entry.arrays}
-        return NodeIds(entry.type, entry.count, arrays)
+        numbering = self.numbering(self._nodes_entry(ntype).type)
+        assert numbering is not None
+        return numbering.ids
+
+    def numbering(self, type_: str | Relation) -> Numbering | None:
+        """What the numbers of the nodes of a type, or of the edges of a relation, are; None: it has none."""
+        if isinstance(type_, str):
+            if (nodes := self._nodes.get(type_)) is None:
+                return None
+            stored = {role: nodes.arrays[role] for role in ID_ROLES if role in nodes.arrays}
+            maps = {role: partial(self.locate.map, entry) for role, entry in stored.items()}
+            contents = tuple(entry.crc32c for entry in stored.values())
+            ids = partial(NodeIds, type_, nodes.count, maps)
+            return Numbering(self.name, type_, nodes.count, contents, open_ids=ids)
+        if (relation := self._relations.get(type_)) is None:
+            return None
+        crcs = {role: entry.crc32c for role, entry in relation.arrays.items()}
+        has_ids = "edge_ids" in crcs and self.part is None  # a part has them even if they are positions
+        topology = (crcs["indptr"], crcs["indices"], crcs["edge_ids"] if has_ids else None) if crcs else ()
+        ends = tuple(n for end in type_[::2] if (n := self.numbering(end)) is not None)
+        return Numbering(self.name, type_, relation.count, topology, ends)
 
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The int64 ids of a split ("train", "val" or "test"), on the CPU.
@@ -296,14 +317,16 @@ class FeatureStore:
 
     def _table(self, entry: TableEntry) -> Table:
         part, type_ = self.part, entry.type
+        numbering = self.numbering(type_)
         if part is None:
-            return Table(entry, self.locate, self.name)
+            return Table(entry, self.locate, self.name, numbering=numbering)
         of_nodes = isinstance(type_, str)
         described = self._nodes[type_] if isinstance(type_, str) else self._relations[type_]
         array = described.arrays[OWNER if of_nodes else "edge_ids"]
         read = partial(self.locate.map, array)
         held = partial(Held, entry.name, part, described.count, read, of_nodes=of_nodes)
-        return Table(entry, self.locate, self.name, id_count=described.count, find_held=held)
+        options = {"numbering": numbering, "id_count": described.count, "find_held": held}
+        return Table(entry, self.locate, self.name, **options)  # type: ignore[arg-type]
 
     def _map_if_stored(self, ntype: str | None, role: str) -> np.ndarray | None:
         entry = self._nodes_entry(ntype).arrays.get(role)

@@ -8,6 +8,7 @@ same keys. Knows no tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -120,7 +121,9 @@ class NodeIds:
         wanted: Sequence[str] | np.ndarray
         if self.is_text:
             wanted = self._checked_texts(ids)
-            nodes = self._find_texts(wanted)
+            encoded = [id_.encode(errors="surrogatepass") for id_ in wanted]
+            data = np.frombuffer(b"".join(encoded), np.uint8)
+            nodes = self._find_texts(data, _bounds(np.fromiter(map(len, encoded), np.int64, len(encoded))))
         else:
             wanted = numbers = np.asarray(ids)
             if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
@@ -134,6 +137,15 @@ class NodeIds:
             shown = repr(first) if isinstance(first, str) else str(first)
             raise MissingError(f"no {self.ntype!r} node has the id {shown}{more}")
         return torch.from_numpy(nodes)
+
+    def nodes_of(self, other: NodeIds, first: int, stop: int) -> np.ndarray:
+        """The nodes with the ids of other's nodes first … stop - 1, int64[stop - first]; -1: no node has it.
+
+        Both store ids of one kind.
+        """
+        if self.is_text:
+            return self._find_texts(*other._bytes(np.arange(first, stop)))
+        return self._find_numbers(np.array(other._arrays["id"][first:stop]))
 
     def _find_numbers(self, wanted: np.ndarray) -> np.ndarray:
         if not self._arrays:
@@ -149,16 +161,19 @@ class NodeIds:
                 raise TypeError(f"ids of {self.ntype!r} nodes are text, but {id_!r} is not")
         return list(ids)
 
-    def _find_texts(self, wanted: Sequence[str]) -> np.ndarray:
-        encoded = [id_.encode(errors="surrogatepass") for id_ in wanted]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(id_) for id_ in encoded], out=offsets[1:])
+    def _find_texts(self, data: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """The nodes with these ids, int64[n]; -1: no node. data, bounds: their UTF-8, as of text_keys()."""
+        padded = np.append(data, np.uint8(0))
 
         def is_same(nodes: np.ndarray, queries: np.ndarray) -> np.ndarray:
-            pairs = zip(self._texts(nodes), queries.tolist(), strict=True)
-            return np.array([text == wanted[query] for text, query in pairs], bool)
+            stored, ends = self._bytes(nodes)
+            at = _places(bounds[queries], ends)
+            differ = _bounds(stored != padded[np.minimum(at, len(data))])[ends]
+            same: np.ndarray = np.diff(ends) == np.diff(bounds)[queries]
+            same &= differ[1:] == differ[:-1]
+            return same
 
-        return self.find_keys(text_keys(np.frombuffer(b"".join(encoded), np.uint8), offsets), is_same)
+        return self.find_keys(text_keys(data, bounds), is_same)
 
     def find_keys(
         self, keys: np.ndarray, is_same: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -181,19 +196,34 @@ class NodeIds:
         return nodes
 
     def _texts(self, nodes: np.ndarray) -> list[str]:
-        offsets, data = self._arrays["id_offset"], self._arrays["id"]
-        starts, stops = offsets[nodes].tolist(), offsets[nodes + 1].tolist()
+        data, bounds = self._bytes(nodes)
+        text, ends = data.tobytes(), bounds.tolist()
         try:
-            if any(
-                not 0 <= a <= b <= min(len(data), a + MAX_ID_BYTES)
-                for a, b in zip(starts, stops, strict=True)
-            ):
-                raise ValueError("an offset is out of range")
-            return [bytes(data[a:b]).decode() for a, b in zip(starts, stops, strict=True)]
+            return [text[a:b].decode() for a, b in pairwise(ends)]
         except ValueError as error:
-            raise FormatError(
-                f"the ids of {self.ntype!r} are damaged ({error}): `gids verify` lists all faults"
-            ) from None
+            raise self._damaged(error) from None
+
+    def _bytes(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The UTF-8 of the ids of nodes, as text_keys() takes it."""
+        offsets, data = self._arrays["id_offset"], self._arrays["id"]
+        starts, stops = offsets[nodes], offsets[nodes + 1]
+        if ((starts < 0) | (stops < starts) | (stops > np.minimum(len(data), starts + MAX_ID_BYTES))).any():
+            raise self._damaged("an offset is out of range")
+        bounds = _bounds(stops - starts)
+        return np.asarray(data[_places(starts, bounds)]), bounds
+
+    def _damaged(self, what: object) -> FormatError:
+        return FormatError(f"the ids of {self.ntype!r} are damaged ({what}): `gids verify` lists all faults")
+
+
+def _bounds(lengths: np.ndarray) -> np.ndarray:
+    """Where pieces of these lengths begin and end, one after the other: int64[n + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def _places(starts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Where each byte of pieces is that begin at starts and are as long as bounds say: int64[bounds[-1]]."""
+    return np.repeat(starts - bounds[:-1], np.diff(bounds)) + np.arange(bounds[-1])
 
 
 def checked_keys(keys: Rows, block_bytes: int) -> Iterator[object]:

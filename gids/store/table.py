@@ -24,6 +24,7 @@ from gids.store.files import Locator, load_array, load_scales, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
+from gids.store.numbering import NodeMap, Numbering
 from gids.store.part import Held
 from gids.store.rows import PageReader, read_ahead
 from gids.stored_file import StoredFile, opened
@@ -47,7 +48,8 @@ class Table:
     it is the number of nodes or edges of the whole dataset), shape (of one row), dtype (of rows in memory),
     stored_dtype (on disk: int8 if scale is not None, else dtype), scale (None, "row" or "column"), row_bytes
     (on disk), page_bytes, rows_per_page, page_count, shards (files), shard_paths, pages_crc (of the checksums
-    of all pages), content_crc (the same, with those of order and scales).
+    of all pages), content_crc (the same, with those of order and scales), numbering (what its ids are; None:
+    positions of rows, of no dataset's nodes or edges).
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Table:
         locate: Locator,
         store_name: str,
         *,
+        numbering: Numbering | None = None,
         id_count: int | None = None,
         find_held: Callable[[], Held] | None = None,
     ) -> None:
@@ -88,6 +91,8 @@ class Table:
             entry.order,
         )
         self._where = f"'{self.name}' in {store_name}"
+        self.numbering = numbering
+        self._node_map: NodeMap | None = None
         self._check_crc = False
         self._arrays: dict[str, np.ndarray] = {}  # that were opened, shared by copies of this table
         self._maps: list[tuple[int | None, np.ndarray]] | None = None
@@ -131,9 +136,19 @@ class Table:
         return other
 
     def by_row(self) -> Table:
-        """The same rows, whose ids are their positions in this part."""
+        """The same rows, whose ids are their positions in this part, or in this table."""
         other = copy.copy(self)
-        other._find_held = other._held = None
+        other._find_held = other._held = other.numbering = None
+        return other
+
+    def renumbered(self, numbering: Numbering, node_map: NodeMap) -> Table:
+        """The same rows, by the numbers that their nodes have in another dataset."""
+        if self.numbering is None or self._node_map is not None:
+            raise ValueError(f"{self._where} is matched to another dataset already: open its dataset again")
+        other = copy.copy(self)
+        other.numbering, other._node_map, other._arrays = numbering, node_map, {}
+        numbers = self.content_crc, self.numbering.contents, numbering.contents
+        other.content_crc = zlib.crc32(str(numbers).encode())
         return other
 
     def stored(self) -> Table:
@@ -159,9 +174,16 @@ class Table:
     def order(self) -> np.ndarray | None:
         """The position of each row: int32 or int64[row_count], a read-only memory map; None: its id.
 
-        Row r is in page order[r] // rows_per_page. Datasets converted with `--order` have it. It is in memory
-        if checksums are compared: a page of a map may be read from the disk again after it was compared.
+        Row r is in page order[r] // rows_per_page. Datasets converted with `--order` have it, and tables that
+        are matched by ids. It is in memory if checksums are compared: a page of a map may be read from the
+        disk again after it was compared.
         """
+        if (node_map := self._node_map) is not None:
+            key = "checked rows by ids" if self._check_crc else "rows by ids"
+            return self._array(key, lambda: node_map.order(self._stored_order()))
+        return self._stored_order()
+
+    def _stored_order(self) -> np.ndarray | None:
         if self._order is None:
             return None
         entry = self._order
@@ -282,7 +304,7 @@ class Table:
     def _scanned(
         self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        if self._order is not None:
+        if self.order is not None:
             for start in starts:
                 rows = np.arange(start, min(start + rows_per_block, self.row_count))
                 yield start, decode(self.read_stored(rows))

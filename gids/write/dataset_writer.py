@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, StorageError, naming
+from gids.store import FeatureStore
 from gids.store.dtypes import TABLE_DTYPES, check_scale, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
+from gids.store.ids import ID_ROLES
 from gids.store.manifest import (
     ArrayEntry,
     Manifest,
@@ -56,7 +58,8 @@ class DatasetWriter:
     longer pages. stripe: number of shards in the dataset's directory, or directories that get one shard each.
     workers: number of threads. memory_bytes: limit of the memory for buffers. resume_key: JSON that describes
     the input. A later writer with an equal key keeps the tables and arrays that are finished; without a key,
-    unfinished work is removed. on_bytes(n): progress, from any thread.
+    unfinished work is removed. overwrite: replace the dataset at `path` when this one is finished; its shards
+    in other directories stay. on_bytes(n): progress, from any thread.
 
     Raises FileExistsError if something is at `path`, FormatError, and StorageError if the disk is full (errno
     ENOSPC, EDQUOT, EFBIG). Then nothing is published.
@@ -74,6 +77,7 @@ class DatasetWriter:
         workers: int = 2,
         memory_bytes: int = 256 << 20,
         resume_key: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         table_page_bytes(1, page_bytes)
@@ -97,7 +101,9 @@ class DatasetWriter:
         self._tables: list[TableEntry] = []
         self._open_tables: list[TableWriter] = []
         self._resumable = resume_key is not None
-        self._workplace = Workplace(self.path, stripe_dirs, resume_key, on_bytes=on_bytes)
+        self._workplace = Workplace(
+            self.path, stripe_dirs, resume_key, overwrite=overwrite, on_bytes=on_bytes
+        )
         self._once = self._workplace.once
         self._root = self._workplace.root
         self.resumed = self._workplace.resumed
@@ -448,6 +454,17 @@ class DatasetWriter:
             )
         pieces = checked_ids(ids, self._counts[ntype], f"{split}_idx", _PIECE_BYTES)
         self._write_node_array(ntype, f"{split}_idx", "int64", ids.shape, pieces)
+
+    def copy_ids(self, store: FeatureStore) -> None:
+        """Write the ids that another dataset stores of the node types declared here.
+
+        Tables have their rows in the order of its nodes. gids.open([store, …]) matches them by these ids.
+        Raises FormatError for another number of nodes.
+        """
+        for nodes in (n for n in store.manifest.nodes if n.type in self._counts):
+            self.add_nodes(nodes.type, nodes.count)
+            for role in (role for role in ID_ROLES if role in nodes.arrays):
+                self.copy_node_array(nodes.type, role, store.locate.rows(nodes.arrays[role]))
 
     def copy_node_array(self, ntype: str, role: str, rows: Values) -> None:
         """Write an array of a dataset as it is: ids or heat. The type is declared."""

@@ -5,12 +5,16 @@ Called by DatasetWriter and partition(). NAME.partial/ contains
     lock           made first and removed last; its holder (flock) is the only writer of NAME
     progress.json  the key of the command, the folders of shards outside, and what is finished
     dataset/       becomes NAME
+    replaced/      the dataset that had the name
     scratch/       temporary files
 
 An item is finished when its files and their names are on disk and progress.json lists it. A command with the
 same key keeps finished items; otherwise everything starts again. Publishing writes the manifest, syncs all
 files and directories, renames dataset/ to NAME and syncs the parent. So after a kill or a loss of power at
 any moment, NAME is the whole dataset or does not exist.
+
+With overwrite, the dataset at NAME moves to replaced/ just before, and is removed with the workplace. A kill
+between the two renames leaves nothing at NAME; the next writer first moves the old dataset back.
 
 While dataset/ exists, the folders in progress.json belong to unfinished work, and are removed with it. If it
 does not exist, the work was published: then they belong to the dataset, wherever it is by now, and stay.
@@ -82,8 +86,9 @@ class Workplace:
     """An open workplace, locked against other processes.
 
     path: the dataset to make. key: JSON that describes the command and its sources; None: the work is never
-    resumed. stripe_dirs: directories for shards, in place of dataset/. on_bytes(n): progress. Raises
-    FileExistsError if the path is taken or another writer has it, FileNotFoundError, ValueError.
+    resumed. stripe_dirs: directories for shards, in place of dataset/. overwrite: replace a dataset that is
+    at the path. on_bytes(n): progress. Raises FileExistsError if the path is taken or another writer has it,
+    FileNotFoundError, ValueError.
 
     Attributes: root (dataset/), scratch, folders (of shards, one per stripe directory), resumed,
     restart_reason (why existing work is not resumed, or "").
@@ -95,10 +100,12 @@ class Workplace:
         stripe_dirs: Sequence[Path],
         key: Mapping[str, Any] | None,
         *,
+        overwrite: bool = False,
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.path, self.partial = path, partial_path(path)
         self.root, self.scratch = self.partial / "dataset", self.partial / "scratch"
+        self._overwrite, self._replaced = overwrite, self.partial / "replaced"
         self._key, self._on_bytes, self._pid = json.loads(json.dumps(key)), on_bytes, os.getpid()
         self.needed_bytes = 0  # of the whole dataset, if known
         self.folders: list[Path] = []
@@ -113,7 +120,8 @@ class Workplace:
             with contextlib.suppress(OSError):  # it has earlier work, or does not exist
                 self.partial.rmdir()
             raise
-        if os.path.lexists(self.path):
+        self._put_back()
+        if self._is_taken():
             if not self.root.exists():  # a writer was killed after it had published
                 self._remove()
             self._unlock()
@@ -152,17 +160,33 @@ class Workplace:
             # Listed at once: another writer makes the lock first, and removes it last.
             names = os.listdir(self.partial)
         except FileNotFoundError:
-            if os.path.lexists(self.path):
+            if self._is_taken():
                 raise already_exists(self.path) from None
             names = []
         except NotADirectoryError:
             names = [self.partial.name]
-        own = {_LOCK, _PROGRESS, f"{_PROGRESS}.new", self.root.name, self.scratch.name}
+        own = {
+            _LOCK,
+            _PROGRESS,
+            f"{_PROGRESS}.new",
+            *(p.name for p in (self.root, self._replaced, self.scratch)),
+        }
         if self.partial.is_symlink() or (names and (_LOCK not in names or set(names) - own)):
             raise FileExistsError(
                 f"{self.partial} exists and does not belong to a conversion: rename it, or choose another "
                 f"name than {self.path.name}"
             )
+
+    def _put_back(self) -> None:
+        """Move the dataset that was to be replaced back, if the new one has not got its name."""
+        if self._replaced.exists() and not os.path.lexists(self.path):
+            os.rename(self._replaced, self.path)
+            sync_directory(self.path.parent)
+
+    def _is_taken(self) -> bool:
+        """Whether something is at the path that this writer may not replace."""
+        is_replaceable = self._overwrite and not self.path.is_symlink() and is_dataset(self.path)
+        return os.path.lexists(self.path) and not is_replaceable
 
     def _locked(self) -> int:
         """A descriptor of the lock, which is made if necessary. Raises FileExistsError, OSError."""
@@ -207,7 +231,8 @@ class Workplace:
             for folder in self.folders:
                 folder.mkdir()
                 sync_directory(folder.parent)
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        for folder in (self.scratch, self._replaced):
+            shutil.rmtree(folder, ignore_errors=True)
         self.scratch.mkdir()
 
     def _load(self) -> dict[str, Any]:
@@ -238,6 +263,7 @@ class Workplace:
 
     def _remove(self) -> None:
         """Remove NAME.partial, the lock last."""
+        self._put_back()
         (self.partial / _PROGRESS).unlink(missing_ok=True)
         for entry in list(os.scandir(self.partial)):
             if entry.is_dir(follow_symlinks=False):
@@ -300,8 +326,11 @@ class Workplace:
             shutil.rmtree(self.scratch)
             sync_directory(self.partial)
             check()
-            if os.path.lexists(self.path):
+            if self._is_taken():
                 raise already_exists(self.path)
+            if self._overwrite and self.path.exists():
+                os.rename(self.path, self._replaced)
+                sync_directory(self.partial)
             os.rename(self.root, self.path)
             sync_directory(self.path.parent)
             sync_directory(self.partial)

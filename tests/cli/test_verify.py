@@ -56,6 +56,26 @@ def test_valid_dataset_has_no_faults(dataset, capfd):
     assert "argument --workers: '0' is not a whole number of 1 or more" in capfd.readouterr().err
 
 
+def test_several_datasets_are_verified_in_one_call(dataset, tmp_path, capfd):
+    def verify(*paths, more=()):
+        return main(["verify", *map(str, paths), "--allow-dir", str(dataset.parent / "ssd"), *more])
+
+    copy = tmp_path / "copy.gids"
+    shutil.copytree(dataset, copy)
+    assert verify(dataset, copy) == 0
+    assert capfd.readouterr().out == f"{dataset}: no faults\n{copy}: no faults\n"
+    (copy / "nodes" / "_N.label.npy").write_bytes(b"")
+    for paths in ((copy, dataset), (dataset, copy)):
+        assert verify(*paths) == 1
+        out = capfd.readouterr().out
+        assert f"{copy}/nodes/_N.label.npy is truncated" in out
+        assert f"{dataset}: no faults\n" in out
+    assert verify(dataset, tmp_path / "none.gids") == 2
+    assert f"no dataset at {tmp_path}/none.gids" in capfd.readouterr().err
+    assert verify(dataset, copy, more=("--against", str(dataset.parent / "source"))) == 2
+    assert "--against compares one dataset (got 2): give one PATH" in capfd.readouterr().err
+
+
 def test_a_path_of_any_bytes(dataset, tmp_path, monkeypatch):
     path = tmp_path / os.fsdecode(b"\xff.gids")
     shutil.copytree(dataset, path)

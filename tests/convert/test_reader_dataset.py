@@ -169,6 +169,12 @@ def test_a_dataset_is_copied_to_other_disks_and_back(dataset, tmp_path, capsys):
     convert(striped, tmp_path / "back.gids", "--allow-dir", tmp_path / "ssd")
     assert FeatureStore(tmp_path / "back.gids").content_crc == crc
     assert "already exists, and a dataset never changes" in refused(capsys, dataset, dataset)
+    opened = FeatureStore(dataset)
+    rows = opened.read_rows([3, 1], "paper.feat")
+    convert(dataset, dataset, "--overwrite", "--page-bytes", "512")
+    assert torch.equal(opened.read_rows([3, 1], "paper.feat"), rows)
+    assert torch.equal(FeatureStore(dataset).read_rows([3, 1], "paper.feat"), rows)
+    assert FeatureStore(dataset).tables["paper.feat"].page_bytes == 512
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -101,5 +101,6 @@ test_a_bad_dataset_is_refused = refuses(
     (cites(np.zeros((9, 2)) + 0.5), "must be whole numbers"),
     (cites(np.full((9, 2), 100)), "is 100; it must be from 0 to"),
     (lambda root: (root / "processed/paper/node_feat.npy").write_bytes(b"x" * 4100), "not a multiple"),
+    (lambda root: (root / "processed/paper/x.pt").touch(), "'processed/paper/x.pt' would be left out"),
     (lambda root: None, "--labels 7: unknown; choose node_label_19, node_label_2K", "--labels", "7"),
 )

@@ -71,5 +71,9 @@ test_a_bad_dataset_is_refused = refuses(
     ),
     (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "lacks the number of 'author' nodes"),
     (lambda root: truncate(root / "split_dict.pt"), "is truncated"),
+    (
+        lambda root: (root / "processed/paper/feat.pq").touch(),
+        "is read as mag240m, and 'processed/paper/feat.pq' would be left out",
+    ),
     (lambda root: torch.save([1], root / "split_dict.pt"), "it must be a dictionary of splits"),
 )

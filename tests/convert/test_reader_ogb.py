@@ -180,6 +180,7 @@ test_a_bad_binary_dataset_is_refused = refuses(
     (lambda root: truncate(root / "raw/data.npz"), "cannot be read"),
     (lambda root: (root / "raw/node-label.npz").write_bytes(b"PK\x03\x04"), "cannot be read"),
     (lambda root: truncate(root / "split/time/test.csv.gz", 0.8), "cannot be read"),
+    (lambda root: (root / "raw/x.jsonl").touch(), "is read as ogb, and 'raw/x.jsonl' would be left out"),
     (lambda root: csv(root / "split/time/test.csv.gz", [[NODES]]), f"test_idx[0] is {NODES}"),
     (lambda root: csv(root / "split/random/test.csv.gz", [[1]]), "keep one of them"),
 )

@@ -200,7 +200,7 @@ def test_bad_tables_print_one_line(tmp_path, capsys, node_table, edge_table, mes
 def test_parts_with_different_columns_raise(tmp_path, capsys):
     root = write(tmp_path / "p", nodes(), edges())
     (root / "nodes.parquet").unlink()
-    (root / "nodes/a").mkdir(parents=True)
-    pq.write_table(nodes(), root / "nodes/a/1.parquet")
-    pq.write_table(nodes(year=None), root / "nodes/a/2.parquet")
+    (root / "nodes.parquet").mkdir()
+    pq.write_table(nodes(), root / "nodes.parquet/1.parquet")
+    pq.write_table(nodes(year=None), root / "nodes.parquet/2.parquet")
     assert "has different columns than" in refused(capsys, root, tmp_path / "x.gids")

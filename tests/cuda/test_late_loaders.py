@@ -98,6 +98,7 @@ def of_nodes(source: gids.Source) -> tuple[Any, Made]:
         batch_size=20,
         shuffle=True,
         device="cuda",
+        seed=0,
     )
     return loader, sampled(loader)
 
@@ -111,6 +112,7 @@ def of_edges(source: gids.Source) -> tuple[Any, Made]:
         batch_size=20,
         exclude="self",
         device="cuda",
+        seed=0,
     )
     return loader, sampled(loader)
 
@@ -131,7 +133,7 @@ def of_features(source: gids.Source, device: LateDevice) -> tuple[Any, Made]:
 def of_pyg_nodes(source: gids.Source) -> tuple[Any, Made]:
     pyg = pytest.importorskip("gids.pyg")
     tables = {"x": "paper.feat", "weight": "paper.cites.paper.weight"}
-    loader = pyg.NeighborLoader(source, [4, 4], SEEDS, tables=tables, batch_size=20, device="cuda")
+    loader = pyg.NeighborLoader(source, [4, 4], SEEDS, tables=tables, batch_size=20, device="cuda", seed=0)
     return loader, of_pyg(loader)
 
 
@@ -202,11 +204,11 @@ def test_rows_of_ranks_are_decoded_on_the_device(
     for dtype in (None, torch.bfloat16):
         options: Any = {"batch_size": 20, "shuffle": True, "dtype": dtype}
         with gids.open(path, **tuned(OPTIONS | {"reads": "random"})) as source:
-            expected = list(gids.NodeLoader(source, SEEDS, [3, 3], **options))
+            expected = list(gids.NodeLoader(source, SEEDS, [3, 3], **{"seed": 0} | options))
         with monkeypatch.context() as patch, gids.distributed.open(path, **tuned(OPTIONS)) as source:
             patch.setattr(Table, "decode", None)
             late.launches.clear()
-            loader = gids.NodeLoader(source, SEEDS, [3, 3], device="cuda", **options)
+            loader = gids.NodeLoader(source, SEEDS, [3, 3], device="cuda", **{"seed": 0} | options)
             for a, b in zip(expected, loader, strict=True):
                 assert torch.equal(a.input_nodes, b.input_nodes.cpu())
                 for name, rows in a.features.items():
@@ -260,7 +262,13 @@ def test_no_freed_memory_stays_mapped_after_a_refusal(
             with (
                 suppress(RuntimeError),
                 gids.NodeLoader(
-                    source, torch.arange(30), [2], batch_size=30, device="cuda", topology_on="host"
+                    source,
+                    torch.arange(30),
+                    [2],
+                    batch_size=30,
+                    device="cuda",
+                    topology_on="host",
+                    seed=0,
                 ) as loader,
             ):
                 list(loader)

@@ -22,7 +22,7 @@ def load(tell: Tell, dataset: Path, cooperative: bool) -> None:
     """Load until another rank is missing. There are more minibatches than the window."""
     source = gids.distributed.open(dataset, memory="32MB", window=4, bulk=2)
     options: dict[str, Any] = {"batch_size": 4, "cooperative": cooperative, "tables": ["paper.feat"]}
-    loader = gids.NodeLoader(source, SEEDS, [3, 4], shuffle=True, **options)
+    loader = gids.NodeLoader(source, SEEDS, [3, 4], shuffle=True, **{"seed": 0} | options)
     tell("loading")
     while True:
         for minibatch in loader:
@@ -34,7 +34,7 @@ def make_no_loader(_: Tell, dataset: Path) -> None:
     """Rank 1 makes no loader, and does not end."""
     if dist.get_rank() == 1:
         time.sleep(1000)
-    gids.NodeLoader(dataset, SEEDS, [3])
+    gids.NodeLoader(dataset, SEEDS, [3], seed=0)
 
 
 def read_damaged(
@@ -51,8 +51,8 @@ def read_damaged(
     with (
         gids.open(whole, memory="64MB", reads="random") as alone,
         gids.distributed.open(dataset, memory="32MB", **tuned(options)) as source,
-        gids.NodeLoader(alone, **plain) as theirs,
-        gids.NodeLoader(source, **arguments) as loader,
+        gids.NodeLoader(alone, **{"seed": 0} | plain) as theirs,
+        gids.NodeLoader(source, **{"seed": 0} | arguments) as loader,
     ):
         for epoch in range(2):
             dist.barrier()

@@ -114,6 +114,7 @@ def compare(
     module, _, name = kind.rpartition(".")
     make = getattr(importlib.import_module(f"gids.{module}" if module else "gids"), name)
     place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    arguments = {"seed": 0} | dict(arguments)
     plain = {key: value for key, value in arguments.items() if key != "cooperative"}
     cooperative = bool(arguments.get("cooperative"))
     if cooperative:
@@ -213,9 +214,16 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
     source = gids.distributed.open(dataset, memory="64MB", bulk=3)
     whole = gids.open(dataset, memory="64MB")
     with source, whole:
-        mine = gids.NodeLoader(source, seeds, sampler, cooperative=True, **options)
+        mine = gids.NodeLoader(source, seeds, sampler, cooperative=True, **{"seed": 0} | options)
         alone = gids.NodeLoader(
-            whole, seeds, sampler, rank=0, world_size=1, batch_size=batch_size * size, shuffle=True
+            whole,
+            seeds,
+            sampler,
+            rank=0,
+            world_size=1,
+            batch_size=batch_size * size,
+            shuffle=True,
+            seed=0,
         )
         assert len(mine) == len(alone)
         with pytest.raises(ValueError, match="loader with cooperative = True"):
@@ -252,7 +260,7 @@ def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
     )
     with source:
         table, seeds = source.store.table("paper.feat"), torch.arange(0, table_rows := 1500, 2)
-        loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True)
+        loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True, seed=0)
         features, wanted = loader.feature_loader, torch.zeros(table_rows, dtype=torch.bool)
 
         for _ in range(2):
@@ -277,7 +285,13 @@ def read_near(dataset: Path, options: Mapping[str, Any], factor: float) -> list[
         own = source.own_nodes(table.name)
         sampler = Neighbor([4, 4], locality=LocalityBias(own, factor))
         loader = gids.NodeLoader(
-            source, torch.arange(0, table.id_count, 4), sampler, tables=[table], batch_size=20, shuffle=True
+            source,
+            torch.arange(0, table.id_count, 4),
+            sampler,
+            tables=[table],
+            batch_size=20,
+            shuffle=True,
+            seed=0,
         )
         with loader:
             nodes = torch.cat([minibatch.input_nodes for minibatch in loader])  # type: ignore[misc]
@@ -291,12 +305,19 @@ def cooperate_near(dataset: Path, masks: list[torch.Tensor]) -> None:
     sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6))
     with gids.distributed.open(dataset, memory="64MB", reads="random") as source:
         loader = gids.NodeLoader(
-            source, torch.arange(0, 900, 3), sampler, batch_size=20, tables=["paper.feat"], cooperative=True
+            source,
+            torch.arange(0, 900, 3),
+            sampler,
+            batch_size=20,
+            tables=["paper.feat"],
+            cooperative=True,
+            seed=0,
         )
         with loader:
             for m in loader:
                 mine = sampler.of_rank(rank, size)
-                alone = mine.sample(source.graphs()[0], m.seeds, epoch=m.epoch, step=m.step).blocks[-1]
+                numbers = {"seed": 0, "epoch": m.epoch, "step": m.step}
+                alone = mine.sample(source.graphs()[0], m.seeds, **numbers).blocks[-1]
                 assert torch.equal(m.blocks[-1].edge_ids, alone.edge_ids)
                 assert same_bits(m.blocks[-1].weights, alone.weights)
 
@@ -306,7 +327,7 @@ def read_alone(dataset: Path) -> list[str]:
     errors = []
     calls: list[Callable[[gids.distributed.GroupSource], Any]] = [
         lambda source: gids.FeatureLoader(source, ["paper.feat"]),
-        lambda source: gids.NodeLoader(source, torch.arange(9), [2], rank=0, world_size=1),
+        lambda source: gids.NodeLoader(source, torch.arange(9), [2], rank=0, world_size=1, seed=0),
         pickle.dumps,
     ]
     with gids.distributed.open(dataset) as source:
@@ -365,7 +386,7 @@ def count_epoch(
         source = gids.distributed.open(dataset, memory="64MB")
         options["cooperative"] = mode == "cooperative"
     counts = dict.fromkeys(("seeds", "nodes", "edges", "input", "received", "received inputs"), 0.0)
-    with source, gids.NodeLoader(source, seeds, sampler, **options) as loader:
+    with source, gids.NodeLoader(source, seeds, sampler, **{"seed": 0} | options) as loader:
         for minibatch in loader:
             counts["seeds"] += len(minibatch.seeds)
             counts["nodes"] += sum(b.num_dst for b in minibatch.blocks) + len(minibatch.input_nodes)
@@ -384,8 +405,11 @@ def count_epoch(
 
 
 def share_seeds(dataset: Path, seeds: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What each step gives this rank, which loaders of gids.open() find out by themselves."""
+    """What each step gives this rank, which loaders of gids.open() find out by themselves. "drawn": their
+    random seeds."""
     from gids import pyg
+
+    torch.manual_seed(dist.get_rank())
 
     def steps(loader: Any, look: Callable[[Any], Any]) -> list[Any]:
         found = []
@@ -400,8 +424,10 @@ def share_seeds(dataset: Path, seeds: torch.Tensor, options: Mapping[str, Any]) 
             assert sum(len(minibatch.seeds) for minibatch in alone) == len(seeds)
     edges = gids.EdgeLoader(dataset, torch.stack([seeds, seeds]), [3, 4], **options)
     of_pyg = pyg.NeighborLoader(dataset, [4, 3], seeds, **options)
+    nodes = gids.NodeLoader(dataset, seeds, [3, 4], **options)
     return {
-        "nodes": steps(gids.NodeLoader(dataset, seeds, [3, 4], **options), lambda m: m.seeds.tolist()),
+        "drawn": [loader.state_dict()["made_with"]["seed"] for loader in (nodes, edges, of_pyg)],
+        "nodes": steps(nodes, lambda m: m.seeds.tolist()),
         "pairs": steps(edges, lambda m: m.seeds[m.pairs].tolist()),
         "pyg": steps(of_pyg, lambda data: (data.input_id, data.n_id[: data.batch_size])),
     }
@@ -448,6 +474,7 @@ def fail_while_sampling(dataset: Path, after: int) -> tuple[int, str]:
             [3, 2],
             input_nodes=torch.arange(120),
             batch_size=4,
+            seed=0,
         ) as loader,
     ):
         loader.sampler = Failing(loader.sampler, after)

@@ -33,7 +33,7 @@ def main() -> None:
     start, rng = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), random.Random(seed)
     checkpoint = folder / "checkpoint.pt"
     with gids.distributed.open(dataset, memory="32MB", window=4) as source:
-        loader = gids.NodeLoader(source, SEEDS, [3, 4], batch_size=5, shuffle=True)
+        loader = gids.NodeLoader(source, SEEDS, [3, 4], batch_size=5, shuffle=True, seed=0)
         # Each start but the last one ends at a random step after the checkpoint.
         ends = [(rng.randrange(size), rng.randrange(1, len(loader) // 2)) for _ in range(kills)]
         model = torch.nn.parallel.DistributedDataParallel(Sage())

@@ -90,6 +90,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 11}, "batch_size"),
     ({"seeds": program.SEEDS[:-1]}, "seeds"),
     ({"seed": 1}, "seed "),
+    ({"seed": None}, "seed "),
     ({"sampler": [4, 3]}, "sampler"),
 ]
 

@@ -59,7 +59,7 @@ def shared_mappings() -> list[dict[str, int]]:
 
 def make_loader(source: Any, seeds: Seeds, **options: Any) -> gids.NodeLoader:
     return gids.NodeLoader(
-        source, seeds, [3, 4], **{"batch_size": 20, "shuffle": True, "tables": []} | options
+        source, seeds, [3, 4], **{"seed": 0, "batch_size": 20, "shuffle": True, "tables": []} | options
     )
 
 

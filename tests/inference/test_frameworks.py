@@ -54,6 +54,7 @@ def test_pyg_layers_with_edge_features_equal_the_graph_in_memory(one_type: Path,
     weights = one_type.with_name("w.gids")
     with DatasetWriter(weights) as writer:
         writer.add_nodes("_N", 1500)
+        writer.write_graph(store.relations[0], store.graph().indptr, store.graph().indices)
         writer.write_table("edge", store.relations[0], "w", edge_attr)
     torch.manual_seed(0)
     convs = [GATv2Conv(a, b, edge_dim=3, add_self_loops=False).eval() for a, b in ((100, 16), (16, 4))]

@@ -94,8 +94,8 @@ def test_a_node_loader_goes_on_after_a_storage_error_of_its_sampler(
     with gids.open(path, memory="16MB", window=4) as source:
         options: dict[str, Any] = {"batch_size": 100, "tables": tables}
         seeds = {"paper": torch.arange(900)}
-        expected = list(gids.NodeLoader(source, seeds, Neighbor([3]), **options))
-        loader = gids.NodeLoader(source, seeds, Failing([3]), **options)
+        expected = list(gids.NodeLoader(source, seeds, Neighbor([3]), **{"seed": 0} | options))
+        loader = gids.NodeLoader(source, seeds, Failing([3]), **{"seed": 0} | options)
         loader._step_sampling = loader._step_sampling._replace(bulk=bulk)
         epoch = iter(loader)
         for step, minibatch in enumerate(expected):
@@ -137,7 +137,7 @@ def test_closing_from_another_thread_waits_for_the_minibatch_under_way(
         taken.clear()
         with gids.open(path, memory="16MB", window=4, threads=1, reads=reads) as source:
             seeds = {"paper": torch.arange(1500)}
-            loader = gids.NodeLoader(source, seeds, Slow([3]), batch_size=100, tables=tables)
+            loader = gids.NodeLoader(source, seeds, Slow([3]), batch_size=100, tables=tables, seed=0)
             if closed == "source":
                 next(other := iter(loader))
             epoch = iter(loader)
@@ -325,7 +325,7 @@ def check_rows(loader: gids.NodeLoader, minibatch: Any) -> None:
 @pytest.fixture
 def two_loaders(path: Path) -> Iterator[tuple[gids.NodeLoader, gids.NodeLoader]]:
     with gids.open(path, memory=16 << 20, window=4, tuning=gids.Tuning(planned=1)) as source:
-        make = partial(gids.NodeLoader, source, sampler=[3], batch_size=20, tables=["paper.feat"])
+        make = partial(gids.NodeLoader, source, sampler=[3], batch_size=20, tables=["paper.feat"], seed=0)
         with (
             make(seeds={"paper": torch.arange(200)}) as train,
             make(seeds={"paper": torch.arange(200, 330)}) as val,
@@ -379,7 +379,7 @@ def test_the_iterator_that_began_last_has_the_window_and_gives_it_back(
 def test_an_open_iterator_keeps_the_memory_from_loaders_of_other_tables(path: Path) -> None:
     """Also while another one has the window, and after that one's end."""
     with gids.open(path, memory=16 << 20, window=4) as source:
-        make = partial(gids.NodeLoader, source, {"paper": torch.arange(200)}, [3], batch_size=20)
+        make = partial(gids.NodeLoader, source, {"paper": torch.arange(200)}, [3], batch_size=20, seed=0)
         first, second, other = (
             make(tables=["paper.feat"]),
             make(tables=["paper.feat"]),
@@ -420,7 +420,7 @@ def test_a_sampler_may_read_rows_by_another_loader_of_the_same_tables(
 def test_reads_that_a_close_cancels_are_no_failures(path: Path) -> None:
     for _ in range(100):  # until a close finds reads that wait
         with gids.open(path, memory=16 << 20, window=4, tuning=gids.Tuning(queue_depth=2)) as source:
-            loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20)
+            loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20, seed=0)
             epoch = iter(loader)
             next(epoch), next(epoch)
             epoch.close()

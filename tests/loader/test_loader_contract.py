@@ -256,7 +256,7 @@ def test_tables_of_a_second_dataset_are_loaded_beside_those_of_the_first(tmp_pat
         (None, {"_N.feat": rows, "_N.scores": 2 * rows}),
         (["scores"], {"_N.scores": 2 * rows}),
     ):
-        with gids.NodeLoader(both, torch.arange(50), [2], tables=tables, batch_size=50) as loader:
+        with gids.NodeLoader(both, torch.arange(50), [2], tables=tables, batch_size=50, seed=0) as loader:
             (minibatch,) = loader
         assert minibatch.features.keys() == expected.keys()
         for name, values in expected.items():

@@ -54,7 +54,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def node_loader(
     path: Path | gids.Source, seeds: Any, sampler: Any = (3, 4), **options: Any
 ) -> gids.NodeLoader:
-    return gids.NodeLoader(path, seeds, sampler, **{"tables": [], "shuffle": True} | options)
+    return gids.NodeLoader(path, seeds, sampler, **{"seed": 0, "tables": [], "shuffle": True} | options)
 
 
 def on_ranks(world_size: int, open_loader: Any, **options: Any) -> list[list[Minibatch]]:
@@ -179,7 +179,7 @@ def test_ranks_train_together_on_the_edges_and_negatives_of_one_process(
     def open_loader(**options: Any) -> gids.EdgeLoader:
         options |= {"relation": WRITES, "negatives": 2, "exclude": exclude, "reverse": WRITTEN}
         options |= {"tables": [], "shuffle": True}
-        return gids.EdgeLoader(several, edges, [3, 4], **options)
+        return gids.EdgeLoader(several, edges, [3, 4], **{"seed": 0} | options)
 
     indptr, indices = random_in_edges(AUTHORS, PAPERS, PAPERS)
     destinations = np.arange(PAPERS).repeat(np.diff(indptr))
@@ -204,7 +204,9 @@ def open_kind(kind: str, path: Path, **options: Any) -> EpochLoader:
     if kind == "nodes":
         return node_loader(path, {"paper": torch.arange(0, PAPERS, 4)}, **options)
     edges = torch.stack([torch.arange(800) % AUTHORS, torch.arange(800)])
-    return gids.EdgeLoader(path, edges, [3, 4], relation=WRITES, **{"tables": [], "shuffle": True} | options)
+    return gids.EdgeLoader(
+        path, edges, [3, 4], relation=WRITES, **{"seed": 0, "tables": [], "shuffle": True} | options
+    )
 
 
 @pytest.mark.few(4)

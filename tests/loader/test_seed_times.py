@@ -89,7 +89,14 @@ def test_seeds_of_a_node_loader_have_times(one: Path, rows: torch.Tensor) -> Non
     seeds, times = torch.arange(NODES).repeat(2), torch.arange(2 * NODES) % 120
     for strategy in (None, "last"):
         with gids.NodeLoader(
-            one, seeds, [3, 3], time=times, strategy=strategy, batch_size=70, shuffle=True
+            one,
+            seeds,
+            [3, 3],
+            time=times,
+            strategy=strategy,
+            batch_size=70,
+            shuffle=True,
+            seed=0,
         ) as loader:
             for step, minibatch in enumerate(epoch := iter(loader)):
                 assert_never_later(minibatch)
@@ -99,7 +106,7 @@ def test_seeds_of_a_node_loader_have_times(one: Path, rows: torch.Tensor) -> Non
                 assert torch.equal(minibatch.features["_N.feat"], rows[minibatch.input_nodes])  # type: ignore[index]
                 sampler = Neighbor([3, 3], temporal="edges", strategy=strategy or "uniform")
                 given = TimedSeeds(minibatch.seeds, times[positions])
-                alone = sampler.sample(loader.store.graph(), given, step=step)
+                alone = sampler.sample(loader.store.graph(), given, step=step, seed=0)
                 assert same(alone, minibatch)
 
 
@@ -122,9 +129,10 @@ def test_edges_have_their_own_times_by_default(one: Path) -> None:
         graph = loader.store.graph()
         assert "temporal='edges'" in repr(loader.sampler)
         ends = np.repeat(np.arange(NODES), np.diff(graph.indptr))
+        position_of = np.argsort(graph.edge_ids)
         for step, minibatch in enumerate(epoch := iter(loader)):
             assert_never_later(minibatch)
-            positions = epoch.positions(step).numpy()
+            positions = position_of[epoch.positions(step).numpy()]
             seeds, times = minibatch.seeds, minibatch.times
             keys = list(zip(seeds.tolist(), times.tolist(), strict=True))
             assert keys == sorted(set(keys))  # each once, ascending
@@ -140,6 +148,33 @@ def test_edges_have_their_own_times_by_default(one: Path) -> None:
         assert (minibatch.times, minibatch.batch) == (None, None)
     with open_edges(one, sampler=Labor([3])) as loader:  # the sampler decides
         assert next(iter(loader)).times is None
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("keep_ids", [True, False])
+def test_numbers_of_all_edges_are_edge_ids(tmp_path: Path, keep_ids: bool, shuffle: bool) -> None:
+    """Those of given times, of order() and of positions(). Without ids they are positions, by definition."""
+    src, dst = np.random.default_rng(3).integers(0, 40, (2, 300))
+    with DatasetWriter(tmp_path / "t.gids") as writer:
+        edges = edge_list(src, dst, num_src=40, num_dst=40)
+        writer.write_edges(("_N", "_E", "_N"), edges, times=src * 0, keep_ids=keep_ids)
+    if not keep_ids:
+        by_position = np.argsort(dst, kind="stable")
+        src, dst = src[by_position], dst[by_position]
+    times = torch.from_numpy(src * 1000 + dst)  # which name the edge
+    with open_edges(tmp_path / "t.gids", time=times, negatives=1, shuffle=shuffle) as loader:
+        ids = []
+        for step, minibatch in enumerate(epoch := iter(loader)):
+            ids.append(of_step := epoch.positions(step))
+            (source, destination), count = minibatch.pairs, minibatch.positive_count
+            assert minibatch.seeds[source[:count]].tolist() == src[of_step].tolist()  # type: ignore[index]
+            assert minibatch.seeds[destination[:count]].tolist() == dst[of_step].tolist()  # type: ignore[index]
+            of_pairs = times[of_step].repeat(2)
+            assert torch.equal(minibatch.times[source], of_pairs)  # type: ignore[index]
+            assert torch.equal(minibatch.times[destination], of_pairs)  # type: ignore[index]
+        assert torch.equal(torch.cat(ids), epoch.order)
+        assert torch.equal(loader.order(0), epoch.order)
+        assert sorted(epoch.order.tolist()) == list(range(300))
 
 
 def test_given_edges_have_given_times(one: Path) -> None:

@@ -27,7 +27,7 @@ from gids.write import DatasetWriter
 
 MEMORY = 16 << 20
 SEEDS = {"paper": torch.arange(0, ROWS, 7)}
-ARGUMENTS: dict[str, Any] = {"batch_size": 64, "labels": False}
+ARGUMENTS: dict[str, Any] = {"batch_size": 64, "labels": False, "seed": 0}
 
 
 @pytest.fixture

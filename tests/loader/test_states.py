@@ -40,11 +40,13 @@ def write(path: Path, *, edges: int = 0, edge_times: int = 0, node_times: int = 
 
 
 def nodes(path: Path, **options: Any) -> gids.NodeLoader:
-    return gids.NodeLoader(path, torch.arange(NODES), options.pop("sampler", [3, 3]), batch_size=7, **options)
+    return gids.NodeLoader(
+        path, torch.arange(NODES), options.pop("sampler", [3, 3]), batch_size=7, **{"seed": 0} | options
+    )
 
 
 def edges(path: Path, **options: Any) -> gids.EdgeLoader:
-    return gids.EdgeLoader(path, None, options.pop("sampler", [3, 3]), batch_size=40, **options)
+    return gids.EdgeLoader(path, None, options.pop("sampler", [3, 3]), batch_size=40, **{"seed": 0} | options)
 
 
 LOADERS = [nodes, edges]

@@ -50,7 +50,7 @@ with gids.open(dataset, reads=reads, memory=memory) as source:  # type: ignore[a
     generator = torch.Generator().manual_seed(1)
     rows = source.store.table("paper.feat").row_count
     seeds = torch.randperm(rows, generator=generator)[: 24 * batch_size]
-    loader = gids.NodeLoader(source, seeds, [5, 5], batch_size=batch_size, shuffle=True)
+    loader = gids.NodeLoader(source, seeds, [5, 5], batch_size=batch_size, shuffle=True, seed=0)
     before = anonymous_bytes()
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -58,7 +58,11 @@ def open_loader(source: gids.Source, *, every: int = 3, **options: Any) -> gids.
     """A loader whose seeds are every third paper: 21 minibatches an epoch."""
     options = {"batch_size": 64, "shuffle": True, "seed": 3, **options}
     return gids.NodeLoader(
-        source, {"paper": torch.arange(0, PAPERS, every)}, [4, 4], tables=list(source.store.tables), **options
+        source,
+        {"paper": torch.arange(0, PAPERS, every)},
+        [4, 4],
+        tables=list(source.store.tables),
+        **{"seed": 0} | options,
     )
 
 

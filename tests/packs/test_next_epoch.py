@@ -117,7 +117,7 @@ def test_a_break_in_mid_epoch(loader: gids.NodeLoader, expected: list[list[Minib
     for minibatch in expected[2][:stop]:
         assert_same(next(epoch), minibatch)
     epoch.close()
-    check(loader, expected, first=3)
+    check(loader, expected, first=3 if stop else 2)
 
 
 @pytest.mark.parametrize("epoch", [0, 4])
@@ -207,6 +207,7 @@ def test_what_the_user_changes_of_an_edge_loader_counts(path: Path, changed: str
                 tables=["paper.feat"],
                 batch_size=256,
                 negatives=1,
+                seed=0,
             )
             list(loader), list(loader)
             assert (loader._learned.next_epoch is not None) == (reads == "pack")
@@ -215,7 +216,9 @@ def test_what_the_user_changes_of_an_edge_loader_counts(path: Path, changed: str
     assert_all_same(*epochs.values())
 
 
-def test_a_sampler_that_may_change_is_not_sampled_early_if_it_is_set_in_mid_epoch(path: Path) -> None:
+def test_a_sampler_that_may_change_is_not_sampled_early_if_it_is_set_before_an_epoch_begins(
+    path: Path,
+) -> None:
     epochs = {}
     for reads in ("random", "pack"):
         with open_source(path, reads, MEMORY) as source, open_loader(source) as loader:
@@ -416,7 +419,12 @@ def test_what_may_change_between_epochs_is_not_sampled_early(path: Path, sampler
             "locality": lambda: Neighbor([4, 4], locality=LocalityBias(mask, 2.0)),
         }[sampler]()
         loader = gids.NodeLoader(
-            source, {"paper": torch.arange(0, PAPERS, 3)}, made, tables=["paper.feat"], batch_size=64
+            source,
+            {"paper": torch.arange(0, PAPERS, 3)},
+            made,
+            tables=["paper.feat"],
+            batch_size=64,
+            seed=0,
         )
         for _ in range(3):
             list(loader)

@@ -105,7 +105,7 @@ def test_memory_that_other_loaders_keep_all_of_is_too_little_for_packs(path: Pat
     tuning = gids.Tuning(queue_depth=512)
     with gids.open(path, reads="pack", memory=1 << 20, window=2, tuning=tuning) as source:
         loader, _other = [
-            gids.NodeLoader(source, {"paper": torch.arange(64)}, [4], tables=[name])
+            gids.NodeLoader(source, {"paper": torch.arange(64)}, [4], tables=[name], seed=0)
             for name in ("paper.feat", "paper.text")
         ]
         with pytest.raises(MemoryBudgetError, match="Give memory="):

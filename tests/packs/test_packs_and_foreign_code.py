@@ -42,7 +42,7 @@ class Random:
 def test_a_random_sampler(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_small(monkeypatch, minibatches=7)
     with gids.open(one, memory="16MB", reads="pack", window=4) as source:
-        loader = gids.NodeLoader(source, torch.arange(NODES), Random(), batch_size=50, shuffle=True)
+        loader = gids.NodeLoader(source, torch.arange(NODES), Random(), batch_size=50, shuffle=True, seed=0)
         for minibatch in [*loader, *loader]:
             assert torch.equal(minibatch.features["n.x"][:, 0], minibatch.input_nodes * 16.0)
         assert loader.stats()["packs"]["minibatches"] == 2 * len(loader)
@@ -53,7 +53,7 @@ def test_weights_that_change_in_place(one: Path, monkeypatch: pytest.MonkeyPatch
     with gids.open(one, memory="16MB", reads="pack", window=4) as source:
         weights = torch.rand(source.graphs()[0].num_edges) + 0.1
         sampler = Neighbor([4, 4], weights=weights)
-        loader = gids.NodeLoader(source, torch.arange(NODES), sampler, batch_size=50)
+        loader = gids.NodeLoader(source, torch.arange(NODES), sampler, batch_size=50, seed=0)
         for minibatch in loader:
             assert torch.equal(minibatch.features["n.x"][:, 0], minibatch.input_nodes * 16.0)
             weights.copy_(torch.rand_like(weights) + 0.1)

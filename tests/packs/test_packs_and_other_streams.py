@@ -29,7 +29,9 @@ Ids = dict[str, torch.Tensor]
 
 def validation(source: gids.Source, tables: list[str] | None = None) -> gids.NodeLoader:
     seeds = {"paper": torch.arange(1, PAPERS, 9)}
-    return gids.NodeLoader(source, seeds, [3, 2], tables=tables or list(source.store.tables), batch_size=40)
+    return gids.NodeLoader(
+        source, seeds, [3, 2], tables=tables or list(source.store.tables), batch_size=40, seed=0
+    )
 
 
 @pytest.mark.few(1)
@@ -96,7 +98,7 @@ def test_a_child_that_is_forked_while_a_thread_has_a_lock_has_its_own(path: Path
         def use() -> None:
             signal.alarm(10)
             loader.stats()
-            loader.sampler.sample(loader._topology, {"paper": torch.arange(9)})
+            loader.sampler.sample(loader._topology, {"paper": torch.arange(9)}, seed=0)
             iter(loader)
             loader.close()
 
@@ -112,7 +114,12 @@ def test_minibatches_that_do_not_fit_beside_packs_are_warned_of(
     with open_source(path, "pack") as source:
         seeds = {"paper": torch.arange(1, PAPERS, 9)}
         other = gids.NodeLoader(
-            source, seeds, [3, 2], tables=list(source.store.tables), batch_size=batch_size
+            source,
+            seeds,
+            [3, 2],
+            tables=list(source.store.tables),
+            batch_size=batch_size,
+            seed=0,
         )
         epoch = iter(open_loader(source))
         next(epoch)

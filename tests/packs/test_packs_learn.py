@@ -43,7 +43,12 @@ OPTIONS = {"batch_size": 32}
 
 def validation(source: gids.Source) -> gids.NodeLoader:
     return gids.NodeLoader(
-        source, {"paper": torch.arange(30)}, [4, 4], tables=list(source.store.tables), batch_size=16
+        source,
+        {"paper": torch.arange(30)},
+        [4, 4],
+        tables=list(source.store.tables),
+        batch_size=16,
+        seed=0,
     )
 
 

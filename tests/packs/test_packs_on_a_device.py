@@ -135,8 +135,10 @@ def test_a_homogeneous_graph_and_converted_features(
     for dtype in (None, torch.float16, torch.bfloat16):
         options: dict[str, Any] = {"batch_size": 20, "shuffle": True, "dtype": dtype}
         with open_source(path, "random") as random, open_source(path) as source:
-            one = gids.NodeLoader(random, torch.arange(0, 1500, 10), [3, 3], **options)
-            other = gids.NodeLoader(source, torch.arange(0, 1500, 10), [3, 3], device="cuda", **options)
+            one = gids.NodeLoader(random, torch.arange(0, 1500, 10), [3, 3], **{"seed": 0} | options)
+            other = gids.NodeLoader(
+                source, torch.arange(0, 1500, 10), [3, 3], device="cuda", **{"seed": 0} | options
+            )
             assert_all_same(one, other)
             assert other.stats()["packs"]["minibatches"] == len(other)
 

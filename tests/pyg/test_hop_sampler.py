@@ -22,7 +22,7 @@ def graph(relation: Relation, num_src: int, num_dst: int, seed: int) -> Graph:
 
 def test_a_type_that_is_never_a_source() -> None:
     graphs = [graph(("a", "to", "b"), 30, 10, 0)]
-    found = HopSampler([3, 3]).sample(graphs, {"b": torch.arange(10)})
+    found = HopSampler([3, 3]).sample(graphs, {"b": torch.arange(10)}, seed=0)
     assert found.nodes_per_hop["b"] == [10, 0, 0]
     assert found.nodes_per_hop["a"] == [0, found.edges["a", "to", "b"].index[0].max() + 1, 0]
     assert found.input_nodes["b"].tolist() == list(range(10))  # type: ignore[index]

@@ -90,17 +90,17 @@ def test_bidirectional_edges_and_no_hops(
     for data, path, nodes in ((one, one_path, None), (several, several_path, "author")):
         options: dict[str, Any] = {"batch_size": 40, "subgraph_type": "bidirectional"}
         sampler = BothWays(gids.FeatureStore(path), [None, None])
-        with gids.pyg.NeighborLoader(path, [-1, -1], nodes, **options) as loader:
+        with gids.pyg.NeighborLoader(path, [-1, -1], nodes, **{"seed": 0} | options) as loader:
             assert_all_same(loader, NodeLoader(data, sampler, input_nodes=nodes, batch_size=40))
         sampler = AllNeighbors(gids.FeatureStore(path), [])
-        with gids.pyg.NeighborLoader(path, [], nodes, batch_size=40) as loader:
+        with gids.pyg.NeighborLoader(path, [], nodes, batch_size=40, seed=0) as loader:
             assert_all_same(loader, NodeLoader(data, sampler, input_nodes=nodes, batch_size=40))
 
 
 def test_trees_are_those_that_their_seeds_have_alone(one_path: Path) -> None:
     with (
-        gids.pyg.NeighborLoader(one_path, [-1, -1], batch_size=20, disjoint=True) as loader,
-        gids.pyg.NeighborLoader(one_path, [-1, -1], batch_size=1) as alone,
+        gids.pyg.NeighborLoader(one_path, [-1, -1], batch_size=20, disjoint=True, seed=0) as loader,
+        gids.pyg.NeighborLoader(one_path, [-1, -1], batch_size=1, seed=0) as alone,
     ):
         batch = next(iter(loader))
         for tree, single in zip(range(20), alone, strict=False):
@@ -113,7 +113,7 @@ def test_trees_are_those_that_their_seeds_have_alone(one_path: Path) -> None:
 def test_induced_edges_are_all_edges_among_the_nodes(one: Data, one_path: Path, disjoint: bool) -> None:
     """Of each tree, if trees are disjoint: these are those of shaDow."""
     options: dict[str, Any] = {"disjoint": disjoint, "subgraph_type": "induced", "batch_size": 20}
-    with gids.pyg.NeighborLoader(one_path, [3, 3], torch.arange(60), **options) as loader:
+    with gids.pyg.NeighborLoader(one_path, [3, 3], torch.arange(60), **{"seed": 0} | options) as loader:
         for batch in loader:
             trees = batch.batch if disjoint else torch.zeros_like(batch.n_id)
             assert torch.equal(trees[:20], torch.arange(20) * disjoint)
@@ -147,8 +147,12 @@ def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path
         for input_time in (times, None) if kinds else (times,):
             options: dict[str, Any] = {"batch_size": 30, "input_time": input_time}
             with (
-                gids.pyg.NeighborLoader(path, [2, -1], nodes, time_attr="time", **options) as loader,
-                gids.pyg.NeighborLoader(path, [2, -1], nodes, time_attr="when", **options) as other,
+                gids.pyg.NeighborLoader(
+                    path, [2, -1], nodes, time_attr="time", **{"seed": 0} | options
+                ) as loader,
+                gids.pyg.NeighborLoader(
+                    path, [2, -1], nodes, time_attr="when", **{"seed": 0} | options
+                ) as other,
             ):
                 assert_all_same(loader, other)
     with DatasetWriter(tmp_path / "both.gids") as writer:

@@ -54,7 +54,7 @@ def assert_in_proportion(data: Data, drawn: list[torch.Tensor], epochs: int) -> 
 
 
 def test_a_loader_draws_by_weight(data: Data, path: Path) -> None:
-    with gids.pyg.NeighborLoader(path, [1], weight_attr="w", tables=[], batch_size=PAPERS) as loader:
+    with gids.pyg.NeighborLoader(path, [1], weight_attr="w", tables=[], batch_size=PAPERS, seed=0) as loader:
         assert_in_proportion(data, [batch.e_id for _ in range(100) for batch in loader], 100)
 
 
@@ -62,7 +62,7 @@ def test_with_replacement_every_node_draws_as_many(data: Data, path: Path) -> No
     degrees = np.bincount(data.edge_index[1], minlength=PAPERS)
     for options in ({}, {"weight_attr": "w"}):
         given = {"tables": [], "batch_size": PAPERS, **options}
-        (batch,) = gids.pyg.NeighborLoader(path, [7], None, replace=True, **given)
+        (batch,) = gids.pyg.NeighborLoader(path, [7], None, replace=True, **{"seed": 0} | given)
         drawn = np.bincount(batch.edge_index[1], minlength=PAPERS)[:PAPERS]
         assert drawn.tolist() == np.where(degrees > 0, 7, 0).tolist()
         assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
@@ -82,7 +82,9 @@ def star(path: Path, weights: list[float]) -> Path:
 
 def drawn_of_star(path: Path, fanout: int, times: int, *, replace: bool = False) -> list[set[int]]:
     """The edges drawn, so many times."""
-    with gids.pyg.NeighborLoader(path, [fanout], [0], weight_attr="w", tables=[], replace=replace) as loader:
+    with gids.pyg.NeighborLoader(
+        path, [fanout], [0], weight_attr="w", tables=[], replace=replace, seed=0
+    ) as loader:
         return [set(batch.e_id.tolist()) for _ in range(times) for batch in loader]
 
 

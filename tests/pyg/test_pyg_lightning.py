@@ -59,9 +59,9 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
     options: dict[str, Any] = {"batch_size": 100, "shuffle": True}
     with (
         gids.open(one_path, memory=64 << 20) as source,
-        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(0, PAPERS, 2), **options) as train,
-        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(1, PAPERS, 2), batch_size=100) as val,
-        gids.pyg.LinkNeighborLoader(source, [3], one.edge_index[:, :300], batch_size=150) as links,
+        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(0, PAPERS, 2), **{"seed": 0} | options) as train,
+        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(1, PAPERS, 2), batch_size=100, seed=0) as val,
+        gids.pyg.LinkNeighborLoader(source, [3], one.edge_index[:, :300], batch_size=150, seed=0) as links,
     ):
         fit.callbacks.append(LogStats(train))
         fit.fit(model, train, val)
@@ -80,20 +80,25 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         assert found.tolist() == list(range(300))
 
 
-class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
+class Numbered(Model):
     """With the line of docs/pyg.md for checkpoints that are saved at the end of an epoch."""
 
+    def on_train_epoch_start(self) -> None:
+        self.trainer.train_dataloader.epoch = self.current_epoch
+
+
+class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
     def __init__(self, source: gids.Source) -> None:
         super().__init__()
         self.source = source
 
     def train_dataloader(self) -> Any:
-        loader = gids.pyg.NeighborLoader(self.source, [3], torch.arange(120), batch_size=40, shuffle=True)
-        loader.epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        return loader
+        return gids.pyg.NeighborLoader(
+            self.source, [3], torch.arange(120), batch_size=40, shuffle=True, seed=0
+        )
 
     def val_dataloader(self) -> Any:
-        return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10)
+        return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10, seed=0)
 
 
 class Saving(pl.Callback):  # type: ignore[misc, name-defined]
@@ -119,7 +124,7 @@ class Saving(pl.Callback):  # type: ignore[misc, name-defined]
 @pytest.mark.parametrize("most", [1.0, 2])
 def test_a_trainer_goes_on_where_a_checkpoint_was_saved(one_path: Path, tmp_path: Path, most: float) -> None:
     def fitted(resumed: Path | None) -> list[list[int]]:
-        model, fit = Model(), trainer(tmp_path, epochs=3)
+        model, fit = Numbered(), trainer(tmp_path, epochs=3)
         fit.limit_train_batches = most
         with gids.open(one_path, memory=64 << 20) as source:
             fit.callbacks.append(Saving(tmp_path if resumed is None else tmp_path / "again"))
@@ -132,6 +137,29 @@ def test_a_trainer_goes_on_where_a_checkpoint_was_saved(one_path: Path, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_loader_that_is_made_anew_for_each_epoch_has_another_order(one_path: Path, tmp_path: Path) -> None:
+    """By torch.manual_seed, as a DataLoader of torch."""
+
+    class Anew(Loaders):
+        def train_dataloader(self) -> Any:
+            return gids.pyg.NeighborLoader(self.source, [3], torch.arange(120), batch_size=40, shuffle=True)
+
+    def epochs() -> list[list[int]]:
+        model, fit = Model(), trainer(tmp_path, epochs=3)
+        fit.reload_dataloaders_every_n_epochs = 1
+        torch.manual_seed(0)
+        with gids.open(one_path, memory=64 << 20) as source:
+            fit.fit(model, datamodule=Anew(source))
+        ids = torch.cat([batch.input_id for batch in model.seen["train"]]).view(3, 120)
+        assert torch.equal(ids.sort().values, torch.arange(120).expand(3, 120))
+        return ids.tolist()
+
+    orders = epochs()
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert epochs() == orders
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_every_epoch_of_a_trainer_reads_ahead_as_in_a_plain_loop(
     one_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,8 +168,8 @@ def test_every_epoch_of_a_trainer_reads_ahead_as_in_a_plain_loop(
     def loaders(source: gids.Source) -> tuple[Any, Any]:
         parts = torch.arange(PAPERS // 2), torch.arange(PAPERS // 2, PAPERS)
         options: dict[str, Any] = {"num_neighbors": [3, 2], "batch_size": 20}
-        train = gids.pyg.NeighborLoader(source, input_nodes=parts[0], shuffle=True, **options)
-        return train, gids.pyg.NeighborLoader(source, input_nodes=parts[1], **options)
+        train = gids.pyg.NeighborLoader(source, input_nodes=parts[0], shuffle=True, **{"seed": 0} | options)
+        return train, gids.pyg.NeighborLoader(source, input_nodes=parts[1], **{"seed": 0} | options)
 
     def opened() -> gids.Source:
         return gids.open(one_path, memory=2 << 20, window=4, tuning=gids.Tuning(cache=40_000, queue_depth=8))

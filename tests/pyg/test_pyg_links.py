@@ -37,7 +37,7 @@ def test_minibatches_are_those_of_pygs_own_loader(
         (several, several_path, (CITES, several[CITES].edge_index[:, :100])),
     ):
         options: dict[str, Any] = {"batch_size": 32, "edge_label": torch.arange(100), "input_id": times}
-        with gids.pyg.LinkNeighborLoader(path, [-1, -1], edges, **options) as loader:
+        with gids.pyg.LinkNeighborLoader(path, [-1, -1], edges, **{"seed": 0} | options) as loader:
             ours = list(loader)
             assert len(loader) == len(ours) == 4
         sampler = AllNeighbors(gids.FeatureStore(path), [None, None])
@@ -54,7 +54,7 @@ def test_labels_of_seed_edges_take_the_place_of_a_table(several: HeteroData, tmp
     edges = (WRITES, data[WRITES].edge_index[:, :50])
     options: dict[str, Any] = {"batch_size": 25, "edge_label": torch.arange(50) + 7}
     sampler = AllNeighbors(gids.FeatureStore(path), [None])
-    with gids.pyg.LinkNeighborLoader(path, [-1], edges, **options) as loader:
+    with gids.pyg.LinkNeighborLoader(path, [-1], edges, **{"seed": 0} | options) as loader:
         theirs = PygLinkNeighborLoader(data, [-1], edges, neighbor_sampler=sampler, **options)
         assert_all_same(loader, theirs)
 
@@ -64,7 +64,9 @@ def test_all_edges_are_seeds_by_default(
 ) -> None:
     """In the order of their ids, so that these number labels and rows of edge tables."""
     label = torch.arange(one.num_edges) * 7
-    with gids.pyg.LinkNeighborLoader(one_path, [1], None, label, batch_size=500, shuffle=True) as loader:
+    with gids.pyg.LinkNeighborLoader(
+        one_path, [1], None, label, batch_size=500, shuffle=True, seed=0
+    ) as loader:
         batches = list(loader)
         for batch in batches:
             assert torch.equal(pairs_of(batch), one.edge_index[:, batch.input_id])
@@ -72,7 +74,7 @@ def test_all_edges_are_seeds_by_default(
         ids = torch.cat([batch.input_id for batch in batches])
         assert sorted(ids.tolist()) == list(range(one.num_edges))
     for edges in (WRITES, ("author", "paper"), (WRITES, None)):
-        with gids.pyg.LinkNeighborLoader(several_path, [1], edges, batch_size=500) as loader:
+        with gids.pyg.LinkNeighborLoader(several_path, [1], edges, batch_size=500, seed=0) as loader:
             batch = next(iter(loader))
             expected = several[WRITES].edge_index[:, batch[WRITES].input_id]
             assert torch.equal(pairs_of(batch, WRITES), expected)
@@ -92,7 +94,7 @@ def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
             ({"neg_sampling": {"mode": "binary", "amount": 0.5}}, 0.5),
         ):
             options: dict[str, Any] = {"batch_size": 40, "shuffle": True, **sampling}
-            with gids.pyg.LinkNeighborLoader(path, [2], edges, **options) as loader:
+            with gids.pyg.LinkNeighborLoader(path, [2], edges, **{"seed": 0} | options) as loader:
                 found = [pairs_of(batch, relation) for _ in range(2) for batch in loader]
                 state = loader.state_dict()
                 batch = next(iter(loader))
@@ -103,7 +105,7 @@ def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
             for ends, limit in zip(torch.cat([f[:, 40:] for f in found], 1), limits, strict=True):
                 assert 0 <= ends.min() < limit // 4
                 assert limit - limit // 4 < ends.max() < limit
-            with gids.pyg.LinkNeighborLoader(path, [2], edges, **options) as loader:
+            with gids.pyg.LinkNeighborLoader(path, [2], edges, **{"seed": 0} | options) as loader:
                 loader.load_state_dict(state)
                 assert torch.equal(pairs_of(next(iter(loader)), relation), pairs_of(batch, relation))
 
@@ -111,7 +113,12 @@ def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
 def test_triplets(one: Data, one_path: Path, several: HeteroData, several_path: Path) -> None:
     edges = one.edge_index[:, :100]
     with gids.pyg.LinkNeighborLoader(
-        one_path, [2], edges, batch_size=40, neg_sampling=NegativeSampling("triplet", 3)
+        one_path,
+        [2],
+        edges,
+        batch_size=40,
+        neg_sampling=NegativeSampling("triplet", 3),
+        seed=0,
     ) as loader:
         for batch in loader:
             assert torch.equal(batch.n_id[batch.src_index], edges[0, batch.input_id])
@@ -120,7 +127,12 @@ def test_triplets(one: Data, one_path: Path, several: HeteroData, several_path: 
             assert "edge_label_index" not in batch
     edges = several[WRITES].edge_index[:, :100]
     with gids.pyg.LinkNeighborLoader(
-        several_path, [2], (WRITES, edges), batch_size=40, neg_sampling="triplet"
+        several_path,
+        [2],
+        (WRITES, edges),
+        batch_size=40,
+        neg_sampling="triplet",
+        seed=0,
     ) as loader:
         for batch in loader:
             ids = batch[WRITES].input_id
@@ -135,7 +147,13 @@ def test_negatives_are_drawn_by_weight(one: Data, one_path: Path) -> None:
     negatives = NegativeSampling("binary", 4, src_weight=None, dst_weight=weight)
     counts = np.zeros((2, PAPERS))
     with gids.pyg.LinkNeighborLoader(
-        one_path, [], one.edge_index, batch_size=600, neg_sampling=negatives, tables=[]
+        one_path,
+        [],
+        one.edge_index,
+        batch_size=600,
+        neg_sampling=negatives,
+        tables=[],
+        seed=0,
     ) as loader:
         for _ in range(4):
             for batch in loader:
@@ -155,7 +173,7 @@ def test_ranks_share_edges_and_negatives(one: Data, one_path: Path) -> None:
     def of_rank(rank: int, ranks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         size = 40 // ranks
         with gids.pyg.LinkNeighborLoader(
-            one_path, [1], edges, batch_size=size, rank=rank, world_size=ranks, **options
+            one_path, [1], edges, batch_size=size, rank=rank, world_size=ranks, **{"seed": 0} | options
         ) as loader:
             return [(b.input_id, b.n_id[b.dst_neg_index]) for b in loader]
 

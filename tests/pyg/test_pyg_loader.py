@@ -34,7 +34,7 @@ def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any
     given = {"batch_size": 32, "memory": 64 << 20, "cache": 60_000, **options}
     taken = take_options(given)
     source = gids.open(path, **tuned(taken)) if isinstance(path, str | Path | gids.FeatureStore) else path
-    return gids.pyg.NeighborLoader(source, num_neighbors, nodes, **given)
+    return gids.pyg.NeighborLoader(source, num_neighbors, nodes, **{"seed": 0} | given)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -115,7 +115,7 @@ def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) 
     with open_loader(str(several_path), counts, "paper") as loader:
         expected = list(loader)
     for data, given in ((gids.FeatureStore(several_path), counts), (several_path, by_name)):
-        with gids.pyg.NeighborLoader(data, given, "paper", batch_size=32) as loader:
+        with gids.pyg.NeighborLoader(data, given, "paper", batch_size=32, seed=0) as loader:
             assert_all_same(loader, expected)
     with open_loader(one_path, NumNeighbors([3, 2])) as loader, open_loader(one_path, (3, 2)) as other:
         assert_all_same(loader, other)
@@ -197,7 +197,7 @@ def test_minibatches_depend_on_seed_and_epoch_alone(one_path: Path) -> None:
 
 def test_a_closed_loader_holds_no_dataset(one_path: Path, tmp_path: Path) -> None:
     path = shutil.copytree(one_path, tmp_path / "one.gids")
-    loader = gids.pyg.NeighborLoader(path, [2])
+    loader = gids.pyg.NeighborLoader(path, [2], seed=0)
     assert has_open(path)
     loader.close()
     assert not has_open(path)

@@ -167,7 +167,7 @@ def test_a_part_of_a_dataset_is_refused(one_path: Path, tmp_path: Path) -> None:
     for open_part in (
         gids.pyg.FeatureStore,
         gids.pyg.GraphStore,
-        partial(gids.pyg.NeighborLoader, num_neighbors=[3], input_nodes=None),
+        partial(gids.pyg.NeighborLoader, num_neighbors=[3], input_nodes=None, seed=0),
     ):
         with pytest.raises(ValueError, match=r"part-000\.gids is part 0 of 2: .*open\(\)"):
             open_part(tmp_path / "parts/part-000.gids")

@@ -69,7 +69,14 @@ def test_neighbors_are_not_later_than_the_seed(one: Data, one_timed: Path) -> No
     seeds, times = torch.arange(100), torch.randint(1000, (100,), generator=generator)
     for attr, strategy in (("when", "uniform"), ("since", "uniform"), ("since", "last")):
         loader = gids.pyg.NeighborLoader(
-            source, [2, -1], seeds, times, time_attr=attr, temporal_strategy=strategy, batch_size=30
+            source,
+            [2, -1],
+            seeds,
+            times,
+            time_attr=attr,
+            temporal_strategy=strategy,
+            batch_size=30,
+            seed=0,
         )
         found = 0
         for batch in loader:
@@ -81,7 +88,7 @@ def test_neighbors_are_not_later_than_the_seed(one: Data, one_timed: Path) -> No
             assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
             found += len(tree)
         assert found > 50
-    own = gids.pyg.NeighborLoader(source, [2], seeds, time_attr="when", batch_size=30)
+    own = gids.pyg.NeighborLoader(source, [2], seeds, time_attr="when", batch_size=30, seed=0)
     for batch in own:  # without input_time the seeds' own times
         tree = batch.batch[batch.edge_index[1]]
         limits = when[seeds[batch.input_id]][tree]
@@ -89,7 +96,9 @@ def test_neighbors_are_not_later_than_the_seed(one: Data, one_timed: Path) -> No
     edges, label_times = one.edge_index[:, :90], times[:90] + 200
     for negatives in ("binary", "triplet"):
         options: dict[str, Any] = {"time_attr": "when", "neg_sampling": negatives, "batch_size": 30}
-        for batch in gids.pyg.LinkNeighborLoader(source, [-1], edges, None, label_times, **options):
+        for batch in gids.pyg.LinkNeighborLoader(
+            source, [-1], edges, None, label_times, **{"seed": 0} | options
+        ):
             seed_time = batch.edge_label_time[:30] if negatives == "binary" else batch.seed_time
             assert torch.equal(seed_time, label_times[batch.input_id])
             tree = batch.batch[batch.edge_index[1]]
@@ -109,8 +118,8 @@ def test_minibatches_of_a_device_are_those_of_the_cpu(
         (one_timed, torch.arange(90), one.edge_index[:, :90]),
         (several_timed, authors, (WRITES, torch.randint(AUTHORS, (2, 90), generator=generator))),
     ):
-        nodes = partial(gids.pyg.NeighborLoader, path, [3, -1], seeds, batch_size=30, shuffle=True)
-        links = partial(gids.pyg.LinkNeighborLoader, path, [3, 2], edges, batch_size=40, shuffle=True)
+        nodes = partial(gids.pyg.NeighborLoader, path, [3, -1], seeds, batch_size=30, shuffle=True, seed=0)
+        links = partial(gids.pyg.LinkNeighborLoader, path, [3, 2], edges, batch_size=40, shuffle=True, seed=0)
         for make, options in (
             (nodes, {"weight_attr": "since", "topology_on": "device"}),
             (nodes, {"disjoint": True, "subgraph_type": "bidirectional"}),
@@ -181,7 +190,9 @@ def test_negatives_that_not_every_seed_edge_has_are_in_the_tree_of_theirs(one: D
     options: dict[str, Any] = {"edge_label_index": one.edge_index[:, :9], "disjoint": True, "batch_size": 9}
     for amount, count in ((0.5, 5), (1.5, 14)):
         negatives = {"mode": "binary", "amount": amount}
-        with gids.pyg.LinkNeighborLoader(one_path, [2], neg_sampling=negatives, **options) as loader:
+        with gids.pyg.LinkNeighborLoader(
+            one_path, [2], neg_sampling=negatives, **{"seed": 0} | options
+        ) as loader:
             [batch] = loader
         for ends in batch.edge_label_index:
             assert torch.equal(batch.batch[ends], torch.arange(9 + count) % 9)
@@ -203,10 +214,10 @@ def test_wrong_times_are_refused(one: Data, one_timed: Path, tmp_path: Path) -> 
     ):
         with pytest.raises(error, match=said):
             gids.pyg.NeighborLoader(tmp_path / "wrong.gids", [2], None, whole, time_attr=name)
-    with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since") as nodes:
+    with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since", seed=0) as nodes:
         with pytest.raises(ValueError, match="the seeds need times, because time_attr= names times of edges"):
             next(iter(nodes))
-    with gids.pyg.NeighborLoader(one_timed, [2], input_time=whole - 6.7, time_attr="when") as nodes:
+    with gids.pyg.NeighborLoader(one_timed, [2], input_time=whole - 6.7, time_attr="when", seed=0) as nodes:
         with pytest.raises(TypeError, match=r"is torch\.float32: give int64\[n\]"):
             next(iter(nodes))
 
@@ -229,7 +240,7 @@ def test_minibatches_do_not_depend_on_window_threads_or_packs(
     for opened in ({}, {"window": 0}, {"window": 8, "threads": 3}, {"reads": "pack", "scratch": tmp_path}):
         with (
             gids.open(one_timed, memory=64 << 20, **tuned(opened)) as source,  # type: ignore[arg-type]
-            make(source, [3, 2], batch_size=60, shuffle=True, **given) as loader,
+            make(source, [3, 2], batch_size=60, shuffle=True, seed=0, **given) as loader,
         ):
             found.append(list(loader))
     assert loader.stats()["packs"]["minibatches"] == len(found[0])
@@ -241,7 +252,7 @@ def test_a_state_of_other_arguments_is_refused(one: Data, one_timed: Path, tmp_p
     """Also of other times of a table, which are not the times that conversion stores."""
     options: dict[str, Any] = {"num_neighbors": [2], "time_attr": "when"}
     options["input_time"] = torch.full((PAPERS,), LATEST // 2)
-    with gids.pyg.NeighborLoader(one_timed, **options) as loader:
+    with gids.pyg.NeighborLoader(one_timed, **{"seed": 0} | options) as loader:
         state = loader.state_dict()
         loader.load_state_dict(state)
     other = timed(tmp_path / "other.gids", one, seed=6)
@@ -250,11 +261,11 @@ def test_a_state_of_other_arguments_is_refused(one: Data, one_timed: Path, tmp_p
         (other, {}, r"sampler = .*tables=\{'paper.when': "),
         (one_timed, {"replace": True}, "make the loader with the same arguments"),
     ):
-        with gids.pyg.NeighborLoader(path, **{**options, **changed}) as loader:
+        with gids.pyg.NeighborLoader(path, **{"seed": 0, **options, **changed}) as loader:
             with pytest.raises(ValueError, match=said):
                 loader.load_state_dict(state)
-    with gids.pyg.LinkNeighborLoader(one_timed, [2], neg_sampling="binary") as links:
+    with gids.pyg.LinkNeighborLoader(one_timed, [2], neg_sampling="binary", seed=0) as links:
         state = links.state_dict()
-    with gids.pyg.LinkNeighborLoader(one_timed, [2], neg_sampling="triplet") as links:
+    with gids.pyg.LinkNeighborLoader(one_timed, [2], neg_sampling="triplet", seed=0) as links:
         with pytest.raises(ValueError, match="negatives=binary"):
             links.load_state_dict(state)

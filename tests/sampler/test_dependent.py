@@ -63,12 +63,13 @@ def test_dependency_one_is_independent_and_infinity_is_constant_in_an_epoch(kind
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]([5, 5])
     for step in (0, 9):
         assert_same_tensors(
-            make(kind, 1).sample(graph, seeds, step=step), plain.sample(graph, seeds, step=step)
+            make(kind, 1).sample(graph, seeds, step=step, seed=0),
+            plain.sample(graph, seeds, step=step, seed=0),
         )
     endless = make(kind, math.inf)
-    first = endless.sample(graph, seeds, epoch=2)
-    assert_same_tensors(first, endless.sample(graph, seeds, epoch=2, step=12345))
-    other = endless.sample(graph, seeds, epoch=3)
+    first = endless.sample(graph, seeds, epoch=2, seed=0)
+    assert_same_tensors(first, endless.sample(graph, seeds, epoch=2, step=12345, seed=0))
+    other = endless.sample(graph, seeds, epoch=3, seed=0)
     assert first.input_nodes.tolist() != other.input_nodes.tolist()  # type: ignore[union-attr]
 
 
@@ -77,7 +78,7 @@ def test_the_larger_kappa_the_more_two_minibatches_share(kind: str) -> None:
     graph, seeds = dense(), torch.arange(100)
     shares = []
     for kappa in (1, 4, 16, 64, math.inf):
-        one, other = (make(kind, kappa).sample(graph, seeds, step=s).blocks[1] for s in (0, 1))
+        one, other = (make(kind, kappa).sample(graph, seeds, step=s, seed=0).blocks[1] for s in (0, 1))
         shared = np.intersect1d(one.positions, other.positions)  # type: ignore[union-attr]
         shares.append(len(shared) / one.num_edges)  # type: ignore[union-attr]
     print(shares)
@@ -91,9 +92,11 @@ def test_full_neighborhoods_do_not_depend_on_kappa(kind: str) -> None:
     graph, seeds = dense(500, 30), torch.arange(20)
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]
     for fanouts in ([-1, -1], [30, 30]):
-        one = plain(fanouts).sample(graph, seeds, step=3)
+        one = plain(fanouts).sample(graph, seeds, step=3, seed=0)
         for kappa in (8, math.inf):
-            assert_same_tensors(one, plain(fanouts, batch_dependency=kappa).sample(graph, seeds, step=3))
+            assert_same_tensors(
+                one, plain(fanouts, batch_dependency=kappa).sample(graph, seeds, step=3, seed=0)
+            )
 
 
 # --- nested ---
@@ -164,10 +167,10 @@ def test_nesting_works_with_relations(make: Any) -> None:
 def test_infinity_is_one_minibatch_of_the_whole_epoch() -> None:
     graph, seeds = make_graph(mixed_degrees(NODES)), torch.arange(40)
     nested = Neighbor([3, 4], batch_dependency=math.inf, nested=True)
-    first = edges_of(nested.sample(graph, seeds, epoch=2))
-    assert first == edges_of(nested.sample(graph, seeds, epoch=2, step=12345))
-    assert first == edges_of(Neighbor([3, 4]).sample(graph, seeds, epoch=2))
-    assert first != edges_of(nested.sample(graph, seeds, epoch=3))
+    first = edges_of(nested.sample(graph, seeds, epoch=2, seed=0))
+    assert first == edges_of(nested.sample(graph, seeds, epoch=2, step=12345, seed=0))
+    assert first == edges_of(Neighbor([3, 4]).sample(graph, seeds, epoch=2, seed=0))
+    assert first != edges_of(nested.sample(graph, seeds, epoch=3, seed=0))
 
 
 def test_impossible_nesting_is_refused() -> None:

@@ -101,7 +101,7 @@ def test_distinct_sources_are_successive_draws(size: int) -> None:
 
 def test_distinct_sources_are_all_sources_if_these_are_few() -> None:
     graph = make_graph([3] * 20)
-    few = Ladies([100], replace=False).sample(graph, torch.arange(20)).blocks[0]
+    few = Ladies([100], replace=False).sample(graph, torch.arange(20), seed=0).blocks[0]
     assert few.positions.tolist() == list(range(60))  # type: ignore[union-attr]
     assert few.weights.tolist() == [1.0] * 60  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="poisson=True draws no source twice"):
@@ -112,7 +112,7 @@ def test_distinct_sources_are_all_sources_if_these_are_few() -> None:
 def test_every_edge_from_drawn_sources_is_taken(poisson: bool) -> None:
     graph = make_graph(mixed_degrees(3000), dtype=np.int32)
     seeds = torch.arange(300)
-    minibatch = Ladies([400, 200], poisson=poisson).sample(graph, seeds, step=2)
+    minibatch = Ladies([400, 200], poisson=poisson).sample(graph, seeds, step=2, seed=0)
     nodes = minibatch.input_nodes.numpy()  # type: ignore[union-attr]
     for block in minibatch.blocks:
         drawn = np.unique(nodes[block.indices.numpy()])
@@ -127,20 +127,20 @@ def test_every_edge_from_drawn_sources_is_taken(poisson: bool) -> None:
 def test_all_relations_and_edge_cases() -> None:
     graphs = citations()
     sizes = {g.relation: size for g, size in zip(graphs, (10, 0, 5, -1), strict=True)}
-    minibatch = Ladies([sizes], poisson=True).sample(graphs, {"paper": torch.arange(50)})
+    minibatch = Ladies([sizes], poisson=True).sample(graphs, {"paper": torch.arange(50)}, seed=0)
     edges = [block.num_edges for block in minibatch.blocks[0].values()]  # type: ignore[union-attr]
     assert edges[0] > 0
     assert edges[1:] == [0, 0, 50]
     graph = make_graph([3] * 20)
-    everything = Ladies([-1]).sample(graph, torch.arange(20))
+    everything = Ladies([-1]).sample(graph, torch.arange(20), seed=0)
     assert everything.blocks[0].positions.tolist() == list(range(60))  # type: ignore[union-attr]
-    same = Neighbor([-1]).sample(graph, torch.arange(20))
+    same = Neighbor([-1]).sample(graph, torch.arange(20), seed=0)
     assert torch.equal(everything.input_nodes, same.input_nodes)  # type: ignore[arg-type]
     for poisson in (False, True):
         for given in (make_graph([0] * 5), graph):
-            none = Ladies([4], poisson=poisson).sample(given, torch.arange(0))
+            none = Ladies([4], poisson=poisson).sample(given, torch.arange(0), seed=0)
             assert none.blocks[0].num_edges == 0  # type: ignore[union-attr]
-        isolated = Ladies([4], poisson=poisson).sample(make_graph([0] * 5), torch.tensor([1, 1]))
+        isolated = Ladies([4], poisson=poisson).sample(make_graph([0] * 5), torch.tensor([1, 1]), seed=0)
         assert isolated.input_nodes.tolist() == [1, 1]  # type: ignore[union-attr]
 
 

@@ -48,7 +48,7 @@ def test_a_factor_of_one_is_neighbor_without_it() -> None:
     for options in ({}, {"replace": True}, {"batch_dependency": 4}):
         plain = Neighbor([3, 4], **options)  # type: ignore[arg-type]
         biased = Neighbor([3, 4], locality=LocalityBias(held, 1), **options)  # type: ignore[arg-type]
-        assert_same(plain.sample(graph, seeds, step=2), biased.sample(graph, seeds, step=2))
+        assert_same(plain.sample(graph, seeds, step=2, seed=0), biased.sample(graph, seeds, step=2, seed=0))
 
 
 def test_only_relations_from_a_masked_type_are_biased() -> None:
@@ -56,7 +56,7 @@ def test_only_relations_from_a_masked_type_are_biased() -> None:
     held = np.arange(150) < 40
     sampler = Neighbor([4], locality=LocalityBias({"author": held}, 5))
     seeds = {"paper": torch.arange(100)}
-    biased, plain = sampler.sample(graphs, seeds), Neighbor([4]).sample(graphs, seeds)
+    biased, plain = sampler.sample(graphs, seeds, seed=0), Neighbor([4]).sample(graphs, seeds, seed=0)
     for relation, block in biased.blocks[0].items():  # type: ignore[union-attr]
         other = plain.blocks[0][relation]  # type: ignore[index]
         assert (block.weights is None) == torch.equal(block.positions, other.positions)
@@ -78,7 +78,9 @@ def test_a_rank_draws_by_its_own_mask() -> None:
             for rank, mask in enumerate(masks):
                 alone = Neighbor([3, 4], locality=LocalityBias(mask, 4), **options)  # type: ignore[arg-type]
                 of_rank = sampler.of_rank(rank, 3)
-                assert_same(of_rank.sample(of_one, nodes, step=2), alone.sample(of_one, nodes, step=2))
+                assert_same(
+                    of_rank.sample(of_one, nodes, step=2, seed=0), alone.sample(of_one, nodes, step=2, seed=0)
+                )
                 assert repr(of_rank) == repr(sampler)  # so that ranks and checkpoints compare all masks
     assert repr(LocalityBias(of_ranks, 4)) != repr(LocalityBias(of_ranks[::-1], 4))
     with pytest.raises(ValueError, match=r"masks for 3 ranks: sample by a loader, or .*\.of_rank"):
@@ -105,7 +107,7 @@ def test_loaders_give_each_rank_its_mask(dataset: FeatureStore) -> None:
         sampler = Neighbor([3], locality=LocalityBias(nodes, 4))  # type: ignore[arg-type]
         options: dict[str, Any] = {"batch_size": 100, "shuffle": True, "tables": []}
         return gids.NodeLoader(
-            dataset, torch.arange(400), sampler, rank=rank, world_size=world_size, **options
+            dataset, torch.arange(400), sampler, rank=rank, world_size=world_size, **{"seed": 0} | options
         )
 
     states = []
@@ -185,7 +187,7 @@ def test_bad_masks_and_factors() -> None:
     floats, wide = HELD.astype(float), np.full(9, 1e38)
 
     def sample(mask: Any, factor: float, given: Any, nodes: Any) -> None:
-        Neighbor([2], locality=LocalityBias(mask, factor)).sample(given, nodes)
+        Neighbor([2], locality=LocalityBias(mask, factor)).sample(given, nodes, seed=0)
 
     make: Any = Neighbor
     assert_refused(

@@ -112,9 +112,9 @@ def test_the_host_waits_for_a_device_once_per_minibatch(
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (waited.append(1), tolist(tensor))[1])
     sampler = Neighbor(fanouts, **options)
     with PinnedGraph(graph, EmulatedDevice()) as pinned:
-        got = sampler.sample(pinned, torch.arange(50))
+        got = sampler.sample(pinned, torch.arange(50), seed=0)
     assert len(waited) == waits
-    assert_same(got, sampler.sample(graph, torch.arange(50)))
+    assert_same(got, sampler.sample(graph, torch.arange(50), seed=0))
 
 
 def test_one_sampler_can_sample_several_graphs(device: Device) -> None:
@@ -148,7 +148,7 @@ def test_a_block_has_edges_and_their_ids(device: Device) -> None:
     graph = Graph(plain.relation, 100, 100, plain.indptr, plain.indices, ids)
     with PinnedGraph(graph, device) as pinned:
         for given in (graph, pinned):
-            minibatch = Neighbor([6, 3]).sample(given, torch.arange(10, 40))
+            minibatch = Neighbor([6, 3]).sample(given, torch.arange(10, 40), seed=0)
             for block in minibatch.blocks:
                 src, dst = (end.cpu() for end in block.coo())
                 assert len(src) == len(dst) == block.num_edges
@@ -163,17 +163,17 @@ def test_a_block_has_edges_and_their_ids(device: Device) -> None:
             ends = sum(block.num_dst + 1 for block in minibatch.blocks)  # type: ignore[union-attr]
             assert minibatch.nbytes == 8 * (30 + len(minibatch.input_nodes) + 2 * edges + ends)
     assert plain.edge_ids is None
-    block = Neighbor([2]).sample(plain, torch.arange(5)).blocks[0]
+    block = Neighbor([2]).sample(plain, torch.arange(5), seed=0).blocks[0]
     assert block.edge_ids is block.positions  # type: ignore[union-attr]
 
 
 def test_a_sampler_works_in_a_forked_child() -> None:
     """The child has none of its parent's threads."""
     sampler, graph = Neighbor([4, 4], threads=3), make_graph(mixed_degrees(3000))
-    expected = sampler.sample(graph, torch.arange(3000))
+    expected = sampler.sample(graph, torch.arange(3000), seed=0)
 
     def sample_again() -> None:
-        assert_same(sampler.sample(graph, torch.arange(3000)), expected)
+        assert_same(sampler.sample(graph, torch.arange(3000), seed=0), expected)
 
     ended(sample_again)
 
@@ -197,7 +197,7 @@ def test_bad_seeds(device: Device) -> None:
             for bad in (50, -1, 1 << 40):
                 with pytest.raises(IndexError, match=f"seed {bad} is not a '_N' node: ids run from 0 to 49"):
                     sampler.sample(given, torch.tensor([3, bad, 51]))
-            sampler.sample(given, torch.tensor([3]))  # as good as before
+            sampler.sample(given, torch.tensor([3]), seed=0)  # as good as before
             refused: Any = partial(sampler.sample, given)
             assert_refused(
                 (TypeError, "give int64", lambda: refused(torch.arange(3, dtype=torch.int32))),  # noqa: B023

@@ -97,7 +97,7 @@ def test_every_node_draws_as_many_edges_as_it_can(options: dict[str, bool]) -> N
         arguments["batch_dependency"] = 8
     possible = np.diff(np.concatenate([[0], np.cumsum(weights > 0)])[GRAPH.indptr])
     for fanout in (4, 60, -1):
-        minibatch = Neighbor([fanout, 3], **arguments).sample(GRAPH, torch.arange(1000), step=3)
+        minibatch = Neighbor([fanout, 3], **arguments).sample(GRAPH, torch.arange(1000), step=3, seed=0)
         for block, wanted in zip(minibatch.blocks, (fanout, 3), strict=True):
             assert isinstance(block, Block)
             expected = possible[minibatch.input_nodes[: block.num_dst].numpy()]  # type: ignore[index]
@@ -113,7 +113,7 @@ def test_weights_by_relation() -> None:
     graphs = citations()
     one = graphs[1]
     weights = {one.relation: np.zeros(one.num_edges, np.float32)}
-    minibatch = Neighbor([4], weights=weights).sample(graphs, {"paper": torch.arange(100)})
+    minibatch = Neighbor([4], weights=weights).sample(graphs, {"paper": torch.arange(100)}, seed=0)
     for relation, block in minibatch.blocks[0].items():  # type: ignore[union-attr]
         assert (block.weights is not None) == (relation == one.relation)
         assert (block.num_edges == 0) == (relation == one.relation or relation[2] == "author")
@@ -146,5 +146,5 @@ def test_bad_weights() -> None:
 def test_parallel_edges_are_drawn_as_different_ones() -> None:
     graph = Graph(("a", "b", "a"), 2, 2, np.array([0, 3, 3]), np.array([1, 1, 1]), None)
     for options in ({"weights": np.ones(3)}, {"batch_dependency": 4}):
-        [block] = Neighbor([2], **options).sample(graph, torch.arange(2)).blocks  # type: ignore[arg-type]
+        [block] = Neighbor([2], **options).sample(graph, torch.arange(2), seed=0).blocks  # type: ignore[arg-type]
         assert block.num_edges == len(np.unique(block.positions.numpy())) == 2  # type: ignore[union-attr]

@@ -25,7 +25,7 @@ from gids.store import Graph
 
 
 def sample(graph: object) -> Minibatch:
-    return Neighbor([3, 5]).sample(graph, torch.arange(30))  # type: ignore[arg-type]
+    return Neighbor([3, 5]).sample(graph, torch.arange(30), seed=0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("topology_on", ["auto", "host", "indptr", "device"])
@@ -57,7 +57,7 @@ def test_kernels_that_read_the_topology_over_the_bus_take_64_blocks(
 
     monkeypatch.setattr(device, "launch", record)
     with PinnedGraph(make_graph([8] * 12_000), device, topology_on=topology_on) as pinned:
-        Neighbor([2]).sample(pinned, torch.arange(12_000))
+        Neighbor([2]).sample(pinned, torch.arange(12_000), seed=0)
     assert grids["gids_draw_neighbors"] == most
     assert grids["gids_count_neighbors"] == (64 if topology_on == "host" else 94)
     assert grids["gids_relabel"] == 94
@@ -89,7 +89,7 @@ def test_ids_beyond_31_bits(device: Device) -> None:
         with PinnedGraph(graph, device, topology_on=topology_on) as pinned:
             assert pinned.wide
             for given in (graph, pinned):
-                minibatch = Neighbor([2]).sample([given], {"site": torch.arange(3)})
+                minibatch = Neighbor([2]).sample([given], {"site": torch.arange(3)}, seed=0)
                 found = [most - 1, 1 << 31, 5, (1 << 31) - 1, 0]
                 assert minibatch.input_nodes["page"].tolist() == found
                 assert minibatch.blocks[0][relation].indices.tolist() == [0, 1, 2, 0, 3, 4]  # type: ignore[index]
@@ -169,25 +169,25 @@ def test_weights_are_copied_once_beside_the_indices_and_freed(device: Device, to
         assert of_weights() == (0, 0)
         samplers = [Neighbor([2], weights=weights) for _ in range(2)]
         for sampler in samplers:
-            sampler.sample(pinned, seeds)
-            sampler.sample(pinned, seeds, step=1)
+            sampler.sample(pinned, seeds, seed=0)
+            sampler.sample(pinned, seeds, step=1, seed=0)
         pages = -(-weights.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         once = (0, weights.nbytes) if topology_on == "device" else (pages, 0)
         assert of_weights() == once
         assert str(pinned.host_bytes) in repr(pinned)
-        Neighbor([2], weights=weights + 1).sample(pinned, seeds)
+        Neighbor([2], weights=weights + 1).sample(pinned, seeds, seed=0)
         gc.collect()
         assert of_weights() == once
         del sampler, samplers, weights
         gc.collect()
         assert of_weights() == (0, 0)
         kept = Neighbor([2], weights=POSITIVE)
-        expected = kept.sample(GRAPH, seeds)
-        assert_same(kept.sample(pinned, seeds), expected)
+        expected = kept.sample(GRAPH, seeds, seed=0)
+        assert_same(kept.sample(pinned, seeds, seed=0), expected)
     with pytest.raises(ValueError, match="closed: pin the graph again"):
         kept.sample(pinned, seeds)
     with PinnedGraph(GRAPH, device) as again:
-        assert_same(kept.sample(again, seeds), expected)
+        assert_same(kept.sample(again, seeds, seed=0), expected)
 
 
 def test_weights_go_to_the_host_if_the_device_has_little_room(
@@ -195,15 +195,15 @@ def test_weights_go_to_the_host_if_the_device_has_little_room(
 ) -> None:
     with PinnedGraph(GRAPH, device, topology_on="device") as pinned:
         monkeypatch.setattr(device, "memory_info", lambda: (8 * POSITIVE.nbytes - 1, 1 << 40))
-        Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(20))
+        Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(20), seed=0)
         assert pinned.host_bytes >= POSITIVE.nbytes
 
 
 def test_memory_of_masks_is_counted(device: Device) -> None:
     with PinnedGraph(GRAPH, device) as pinned:
         biased, plain = Neighbor([2], locality=LocalityBias(NEAR, 2)), Neighbor([2])
-        plain.sample(pinned, torch.arange(0))
-        biased.sample(pinned, torch.arange(0))
+        plain.sample(pinned, torch.arange(0), seed=0)
+        biased.sample(pinned, torch.arange(0), seed=0)
         assert biased.nbytes >= plain.nbytes + -(-NODES // 8)
 
 
@@ -218,7 +218,7 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
             )
             with pytest.raises(MemoryError, match=message):
                 sampler.sample(pinned, torch.arange(2))
-        assert sampler.sample(pinned, torch.arange(2)).blocks[0].num_edges == 4  # type: ignore[union-attr]
+        assert sampler.sample(pinned, torch.arange(2), seed=0).blocks[0].num_edges == 4  # type: ignore[union-attr]
         with pytest.raises(ValueError, match=r"weights of .* must have 7 values.*\(got 6\)"):
             Neighbor([2], weights=np.ones(6)).sample(pinned, torch.arange(2))
 

@@ -69,8 +69,8 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, kind: str) -> None:
     graphs, sampler = citations(), on_relations(kind)
     seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
     pinned = [PinnedGraph(g, device) for g in graphs]
-    sampled = sampler.sample(pinned, seeds, step=3)
-    assert_same(sampled, sampler.sample(graphs, seeds, step=3))
+    sampled = sampler.sample(pinned, seeds, step=3, seed=0)
+    assert_same(sampled, sampler.sample(graphs, seeds, step=3, seed=0))
     if kind.startswith("weights"):
         has_weights = [block.weights is not None for block in blocks_of(sampled)]
         assert has_weights == [True, True, True, False] * 3
@@ -90,7 +90,9 @@ def test_a_sampler_gets_other_weights_and_masks(device: Device) -> None:
             sampler.weights, sampler.locality = weights, LocalityBias(mask, 50)
             ids |= {id(weights)}
             del weights
-            on_device, on_host = (sampler.sample(g, torch.arange(30), step=turn) for g in (pinned, GRAPH))
+            on_device, on_host = (
+                sampler.sample(g, torch.arange(30), step=turn, seed=0) for g in (pinned, GRAPH)
+            )
             assert_same(on_device, on_host)
     assert len(ids) < turns
 
@@ -106,7 +108,7 @@ def test_a_hub_with_few_drawable_edges(device: Device) -> None:
         for fanout in (4, 5, -1):
             for replace in (False, True):
                 sampler = Neighbor([fanout], weights=weights, replace=replace)
-                assert_same(*(sampler.sample([g], {"b": torch.arange(6)}) for g in (pinned, graph)))
+                assert_same(*(sampler.sample([g], {"b": torch.arange(6)}, seed=0) for g in (pinned, graph)))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> Non
     left: list[Any] = []
     for step in range(8):
         with device.use(streams[step // 3 % 2]):
-            left.append(draws.start(topology, seeds, step=step))
+            left.append(draws.start(topology, seeds, step=step, seed=0))
         if step % 2:
             with device.use(streams[0]):  # also of minibatches that were started on the other one
                 streams[1].slow = True
@@ -181,7 +183,7 @@ def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> Non
                 for stream in streams:
                     stream.synchronize()
             for minibatch in made:
-                assert_same(minibatch, draws.sample(on_host, seeds, step=minibatch.step))
+                assert_same(minibatch, draws.sample(on_host, seeds, step=minibatch.step, seed=0))
             left.clear()
     for pinned in topology.pinned:
         pinned.close()
@@ -191,16 +193,16 @@ def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> Non
 def test_starting_does_not_wait_but_settles_the_minibatch_before() -> None:
     device, draws = Waits(), Neighbor([5, 4, 3])
     with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
-        first = draws.start(pinned, torch.arange(30), step=0)
+        first = draws.start(pinned, torch.arange(30), step=0, seed=0)
         assert device.said == [("copy", 0)]
-        second = draws.start(pinned, torch.arange(30), step=1)
+        second = draws.start(pinned, torch.arange(30), step=1, seed=0)
         assert device.said == [("copy", 0), ("wait", 0), ("copy", 1)]
         second()
         first()
         assert device.said[3:] == [("wait", 1)]
-        dropped = draws.start(pinned, torch.arange(30), step=2)
+        dropped = draws.start(pinned, torch.arange(30), step=2, seed=0)
         del dropped
-        draws.start(pinned, torch.arange(30), step=3)
+        draws.start(pinned, torch.arange(30), step=3, seed=0)
         assert device.said[4:] == [("copy", 2), ("copy", 3)], "nobody needs the dropped one"
 
 
@@ -212,13 +214,13 @@ def test_errors_of_the_seeds_and_the_topology_come_with_the_minibatch(device: De
         100: (IndexError, r"seed 100 is not a .* node"),
     }
     with PinnedGraph(broken, device, topology_on="host") as pinned:
-        started = {seed: draws.start(pinned, torch.tensor([seed])) for seed in (1, 0, 3, 100, 4)}
+        started = {seed: draws.start(pinned, torch.tensor([seed]), seed=0) for seed in (1, 0, 3, 100, 4)}
         for seed, finish in started.items():
             if seed in errors:
                 with pytest.raises(errors[seed][0], match=errors[seed][1]):
                     finish()
             else:
-                assert_same(finish(), draws.sample(graph, torch.tensor([seed])))
+                assert_same(finish(), draws.sample(graph, torch.tensor([seed]), seed=0))
 
 
 @pytest.mark.parametrize("n", [0, 1, 255, 2048, 2049, 40_001])
@@ -277,7 +279,7 @@ def test_trees_of_a_device_equal_those_of_the_cpu(device: Device, by: Any, topol
                     found = sampler.sample(pinned, given, seed=5, step=3)
                     assert_same(found, sampler.sample(graph, given, seed=5, step=3))
                     assert found.batch.device == device.torch_device  # type: ignore[union-attr]
-        none = sampler.sample(pinned, TimedSeeds(seeds[:0], times[:0]) if by else seeds[:0])
+        none = sampler.sample(pinned, TimedSeeds(seeds[:0], times[:0]) if by else seeds[:0], seed=0)
         assert none.input_nodes.tolist() == none.batch.tolist() == []  # type: ignore[union-attr]
 
 
@@ -295,7 +297,9 @@ def test_relations_with_times_are_sampled_as_on_the_cpu(device: Device) -> None:
         pinned = [PinnedGraph(g, device) for g in graphs]
         for strategy in ("uniform", "last"):
             sampler = Neighbor(fanouts, temporal=by, strategy=strategy)  # type: ignore[arg-type]
-            assert_same(*(sampler.sample(g, TimedSeeds(ids, times), step=2) for g in (pinned, graphs)))
+            assert_same(
+                *(sampler.sample(g, TimedSeeds(ids, times), step=2, seed=0) for g in (pinned, graphs))
+            )
         for graph in pinned:
             graph.close()
 
@@ -313,9 +317,9 @@ def test_trees_continue_on_a_device(device: Device) -> None:
             kept = replace(trees.seeds, ids=first.input_nodes, batch=first.batch)
             found.append(Neighbor([3], temporal="edges").sample(topology, kept, seed=1))
         assert_same(*found)
-        started = [sampler.start(pinned, seeds, step=step) for step in range(3)]
+        started = [sampler.start(pinned, seeds, step=step, seed=0) for step in range(3)]
         for step, finish in enumerate(started):  # the next one is started before this one is finished
-            assert_same(finish(), sampler.sample(graph, seeds, step=step))
+            assert_same(finish(), sampler.sample(graph, seeds, step=step, seed=0))
 
 
 def test_times_go_to_the_device_before_kernels_are_held() -> None:
@@ -325,7 +329,7 @@ def test_times_go_to_the_device_before_kernels_are_held() -> None:
     seeds, sampler = some_seeds(rng, PLACES, 20), Neighbor([3, 4], temporal="edges")
     with PinnedGraph(graph, device, topology_on="device") as pinned:
         with device.use(device.new_stream()):
-            assert_same(sampler.sample(pinned, seeds), sampler.sample(graph, seeds))
+            assert_same(sampler.sample(pinned, seeds, seed=0), sampler.sample(graph, seeds, seed=0))
     device.close()
 
 
@@ -381,7 +385,9 @@ def test_loaders_on_a_device_have_the_minibatches_of_the_cpu(
                 device_memory=device_memory,
                 tuning=gids.Tuning(staging="4MB"),
             ) as source,
-            gids.EdgeLoader(source, None, [3, 3], batch_size=300, strategy="last", device=name) as loader,
+            gids.EdgeLoader(
+                source, None, [3, 3], batch_size=300, strategy="last", device=name, seed=0
+            ) as loader,
         ):
             runs.append(list(loader))
             feat = source.store.table("feat")

@@ -109,9 +109,9 @@ def test_minibatches_in_bulk_equal_those_made_alone() -> None:
     given = [some_seeds(rng, 300, n) for n in (5, 40, 0, 17, 33, 8)]
     for subgraph in ("directional", "bidirectional", "induced"):
         one, many = (Neighbor([3, 4], temporal="nodes", subgraph=subgraph, threads=t) for t in (1, 3))  # type: ignore[arg-type]
-        bulk = many.sample_bulk(graph, given, first_step=4)
+        bulk = many.sample_bulk(graph, given, first_step=4, seed=0)
         for step, (seeds, made) in enumerate(zip(given, bulk, strict=True), 4):
-            assert_same(made, one.sample(graph, seeds, step=step))
+            assert_same(made, one.sample(graph, seeds, step=step, seed=0))
 
 
 def test_a_tree_does_not_depend_on_the_others_of_its_minibatch() -> None:
@@ -160,8 +160,8 @@ def test_later_edges_are_as_if_they_did_not_exist(options: dict[str, Any]) -> No
         )
         seeds = torch.from_numpy(rng.permutation(nodes)[:40])
         given = TimedSeeds(seeds, torch.full((40,), latest))
-        whole = sampler(weights=weigh(weights)).sample(graph, given, step=6)
-        less = sampler(weights=weigh(weights[kept])).sample(cut, given, step=6)
+        whole = sampler(weights=weigh(weights)).sample(graph, given, step=6, seed=0)
+        less = sampler(weights=weigh(weights[kept])).sample(cut, given, step=6, seed=0)
         positions = torch.from_numpy(np.flatnonzero(kept))
         for one, other in zip(whole.blocks, less.blocks, strict=True):
             assert isinstance(one, Block)
@@ -221,7 +221,7 @@ def test_induced_subgraphs_without_trees_have_all_edges_among_the_nodes() -> Non
     graphs = citations()
     sampler = Neighbor([2, 2], subgraph="induced", threads=3)
     seeds = {"paper": torch.tensor([5, 9, 5, 17])}  # one is repeated
-    minibatch = sampler.sample(graphs, seeds)
+    minibatch = sampler.sample(graphs, seeds, seed=0)
     assert minibatch.batch is None
     [layer] = minibatch.blocks
     assert isinstance(layer, dict)
@@ -267,9 +267,9 @@ def test_seeds_without_times_have_the_times_of_their_nodes() -> None:
     graph = with_times(make_graph(mixed_degrees(100)), "nodes", rng)
     seeds = torch.arange(30)
     sampler = Neighbor([3, 3], temporal="nodes")
-    own = sampler.sample(graph, seeds)
+    own = sampler.sample(graph, seeds, seed=0)
     assert graph.src_times is not None
-    given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])))
+    given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])), seed=0)
     assert_same(own, given)
     with pytest.raises(IndexError, match=r"seed -1 is not a '_N' node: ids run from 0 to 99"):
         sampler.sample(graph, torch.tensor([3, -1]))
@@ -296,7 +296,7 @@ def test_a_graph_is_sorted_by_time_in_memory() -> None:
             mine = times[graph.indptr[v] : graph.indptr[v + 1]]
             assert mine == sorted(mine)  # type: ignore[type-var]
         unmarked = replace(ordered, sorted_by=None)  # checked, and found in order
-        a, b = (Neighbor([3], temporal=by).sample(g, seeds) for g in (ordered, unmarked))  # type: ignore[arg-type]
+        a, b = (Neighbor([3], temporal=by).sample(g, seeds, seed=0) for g in (ordered, unmarked))  # type: ignore[arg-type]
         assert_same_tensors(a, b)
 
 

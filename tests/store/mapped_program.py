@@ -117,10 +117,10 @@ def check_samplers(graph: Graph) -> None:
         topology = Topology(graph)
 
         def one(sampler: Any = sampler, topology: Topology = topology) -> Any:
-            return sampler.sample(topology, seeds_of(sampler, 20))
+            return sampler.sample(topology, seeds_of(sampler, 20), seed=0)
 
         def bulk(sampler: Any = sampler, topology: Topology = topology) -> Any:
-            return sampler.sample_bulk(topology, [seeds_of(sampler, step) for step in range(20, 24)])
+            return sampler.sample_bulk(topology, [seeds_of(sampler, step) for step in range(20, 24)], seed=0)
 
         for what, path in (("indptr", indptr), ("indices", indices)):
             check(f"{name}, {what}", path, one)
@@ -128,21 +128,21 @@ def check_samplers(graph: Graph) -> None:
         if getattr(sampler, "temporal", None):
             check(f"{name}, times", path_of(graph.edge_times), bulk)
     hops = HopSampler([5, 5])
-    check("hops", indices, lambda: hops.sample(graph, torch.arange(64)).input_nodes)
+    check("hops", indices, lambda: hops.sample(graph, torch.arange(64), seed=0).input_nodes)
 
 
 def check_loaders(path: Path, graph: Graph) -> None:
     indices, ids, every = path_of(graph.indices), path_of(graph.edge_ids), torch.arange(NODES)
     with gids.open(path, memory="16MB", threads=2) as source:
         options: dict[str, Any] = {"batch_size": 30, "tables": ["_N.feat"]}
-        nodes = gids.NodeLoader(source, every[-600:], [2], **options)
-        edges = gids.EdgeLoader(source, None, [2], **options)
-        own = gids.NodeLoader(source, every, [2], batch_size=500, tables=["_N._E._N.feat"])
+        nodes = gids.NodeLoader(source, every[-600:], [2], **{"seed": 0} | options)
+        edges = gids.EdgeLoader(source, None, [2], **{"seed": 0} | options)
+        own = gids.NodeLoader(source, every, [2], batch_size=500, tables=["_N._E._N.feat"], seed=0)
         check("node loader", indices, lambda: first_epoch(nodes, "input_nodes"))
         check("edge loader", indices, lambda: first_epoch(edges, "pairs", 5))
         check("edge ids", ids, lambda: first_epoch(own, "features"))
         # Only minibatches of the last nodes read the end of the file.
-        stream, count = iter(gids.NodeLoader(source, every, [2], **options)), 0
+        stream, count = iter(gids.NodeLoader(source, every, [2], **{"seed": 0} | options)), 0
         whole, status = indices.read_bytes(), indices.stat()
         os.truncate(indices, len(whole) - 2 * 4096)
         try:
@@ -174,7 +174,7 @@ def main(folder: Path, compiled: Path | None) -> None:
 
     def pin() -> list[torch.Tensor]:
         with PinnedGraph(graph, emulator.EmulatedDevice(), topology_on="host") as pinned:
-            return [Neighbor([3]).sample(pinned, torch.arange(64)).input_nodes.cpu()]
+            return [Neighbor([3]).sample(pinned, torch.arange(64), seed=0).input_nodes.cpu()]
 
     check("pinned", indices, pin)
     check("heat", indices, lambda: reverse_pagerank(store, {"_N": np.arange(9)})["_N"])

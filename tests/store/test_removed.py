@@ -68,11 +68,11 @@ def check(loader: Any) -> None:
 def test_an_open_dataset_reads_its_own_files_when_another_one_has_its_path(path: Path, reads: Any) -> None:
     with gids.open(path, memory="12MB", reads=reads) as source:
         options: dict[str, Any] = {"tables": TABLES, "batch_size": 20}
-        loader = gids.NodeLoader(source, torch.arange(0, NODES, 3), [3], **options)
+        loader = gids.NodeLoader(source, torch.arange(0, NODES, 3), [3], **{"seed": 0} | options)
         path.rename(path.with_name("moved.gids"))
         write(path, NEW)
         check(loader)
-        check(gids.NodeLoader(source, torch.arange(9), [3], **options))
+        check(gids.NodeLoader(source, torch.arange(9), [3], **{"seed": 0} | options))
         assert torch.equal(source.split("train"), torch.arange(200))
         shutil.rmtree(path.with_name("moved.gids"))
         check(loader)  # its files are open
@@ -153,7 +153,7 @@ def test_a_flipped_bit_is_an_error(path: Path, file: str, use: Callable[[gids.So
 def test_an_order_that_was_checked_does_not_change_on_disk_any_more(path: Path, reads: Any) -> None:
     """It is in memory, so that a page that the system reads again cannot differ."""
     with gids.open(path, check_crc=True, memory="12MB", reads=reads) as source:
-        loader = gids.NodeLoader(source, torch.arange(0, NODES, 2), [3], tables=TABLES, batch_size=20)
+        loader = gids.NodeLoader(source, torch.arange(0, NODES, 2), [3], tables=TABLES, batch_size=20, seed=0)
         for byte in range(128, 128 + 4 * NODES, 40):
             flip(path / "tables/paper.ordered/order.npy", byte)
         check(loader)
@@ -169,7 +169,7 @@ def test_few_descriptors_are_enough_and_closing_ends_them(path: Path, engine: st
     tuning = gids.Tuning(engine=engine)
     try:
         with gids.open(path, memory="12MB", check_crc=True, reads="random", tuning=tuning) as source:
-            loader = gids.NodeLoader(source, torch.arange(200), [3], tables=TABLES, batch_size=20)
+            loader = gids.NodeLoader(source, torch.arange(200), [3], tables=TABLES, batch_size=20, seed=0)
             check(loader)
             loader.close()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import CITES, WRITES, in_edges, same_bits
+from datasets import CITES, WRITES, in_edges, same_bits, write_ids
 from model import int8_with_a_scale
 
+import gids
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 from gids.write.partition import partition
@@ -28,6 +30,8 @@ class TortureData:
         self.typed = typed
         self.path = folder / f"{'typed' if typed else 'one'}.gids"
         self.rows: dict[str, torch.Tensor] = {}
+        self.written: dict[str, torch.Tensor] = {}
+        """What became rows with a scale, by table."""
         self.labels: dict[str, torch.Tensor] = {}
         self.edges: dict[Any, torch.Tensor] = {}
         """int64[2, edges], by relation: the ends of the edges in the order of their ids."""
@@ -45,6 +49,35 @@ class TortureData:
         self.parts = self.path.with_suffix(".parts")
         """The dataset in two parts."""
         partition(self.path, self.parts, 2)
+        self.apart = [self.path.with_suffix(f".{name}.gids") for name in ("graph", "nodes", "edges")]
+        """The same in three datasets, of which the second one has its nodes in another order."""
+        self._write_apart(rng)
+
+    def _write_apart(self, rng: np.random.Generator) -> None:
+        whole = gids.FeatureStore(self.path)
+        with contextlib.ExitStack() as stack:
+            graph, nodes, edges = (stack.enter_context(DatasetWriter(path)) for path in self.apart)
+            for ntype, labels in self.labels.items():
+                ids = rng.permutation(len(labels)) * 5 - 99
+                moved = rng.permutation(len(ids))
+                graph.write_labels(ntype, labels)
+                write_ids(graph, ntype, ids if ntype == "paper" else ids.astype(str))
+                for table in (t for t in whole.tables.values() if t.type == ntype):
+                    form = {"dtype": table.stored_dtype, "scale": table.scale}
+                    order = rng.permutation(len(ids)) if table.key in ("feat", "ordered") else None
+                    rows = self.written.get(table.name, self.rows[table.name])
+                    nodes.write_table("node", ntype, table.key, rows[moved], order=order, **form)
+                write_ids(nodes, ntype, ids[moved] if ntype == "paper" else ids[moved].astype(str))
+            graph.write_times("paper", torch.arange(PAPERS) % TIMES)
+            for relation in whole.relations:
+                arrays = whole.graph(relation)
+                for writer in (graph, edges):
+                    ids = torch.from_numpy(self.edge_ids[relation])
+                    writer.add_nodes(relation[2], arrays.num_dst)
+                    writer.write_graph(
+                        relation, arrays.indptr, arrays.indices, edge_ids=ids, num_src=arrays.num_src
+                    )
+                edges.write_table("edge", relation, "w", self.rows[f"{'.'.join(relation)}.w"])
 
     def _write_tables(self, writer: Any, ntype: str, generator: Any, rng: np.random.Generator) -> None:
         count = NODES[ntype]
@@ -61,6 +94,7 @@ class TortureData:
         self.rows[f"{ntype}.ordered"] = floats
         for scale in ("row", "column"):
             writer.write_table("node", ntype, f"by_{scale}", floats, dtype=torch.int8, scale=scale)
+            self.written[f"{ntype}.by_{scale}"] = floats
             steps, scales = int8_with_a_scale(floats.numpy(), scale)
             self.rows[f"{ntype}.by_{scale}"] = torch.from_numpy(steps.astype(np.float32) * scales)
 

@@ -90,7 +90,7 @@ class Run:
             path = self.data.parts if s.share == "parts" else self.data.path
             replicas = 2 if s.share == "replicas" else 1
             return gids.distributed.open(path, replicas=replicas, **tuned(options | {"reads": "random"}))
-        return gids.open(self.data.path, **tuned(options))
+        return gids.open(self.data.apart if s.apart else self.data.path, **tuned(options))
 
     def make(self, source: Any, **more: Any) -> Any:
         place = {**self.place, **more}

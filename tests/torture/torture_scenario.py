@@ -40,7 +40,7 @@ class Act:
 @dataclass
 class Scenario:
     """scratches: directories for scratch. hops: each minibatch is asked for in another thread. watched: a
-    thread looks at stats() all the time."""
+    thread looks at stats() all the time. apart: tables are in other datasets with another order of nodes."""
 
     number: int
     kind: str = "NodeLoader"
@@ -71,6 +71,7 @@ class Scenario:
     scratches: int = 1
     hops: bool = False
     watched: bool = False
+    apart: bool = False
     misuse: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     early: int = 2
@@ -113,6 +114,7 @@ def draw(number: int, *, ranks: bool = False) -> Scenario:
     s.acts = [_draw_act(s, r) for _ in range(r.choice([2, 3, 3, 4]))]
     if not ranks and maybe(0.08):
         _draw_learning(s, r)
+    s.apart = s.share in ("", "seeds") and s.kind != "GraphBolt" and random.Random(number).random() < 0.3
     if number >= WITH_THREADS:
         _draw_threads(s, r)
     return s

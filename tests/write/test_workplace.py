@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +74,53 @@ def test_what_was_published_before_a_kill_stays_wherever_it_is(tmp_path, path, p
         check(path, disks)
     assert not partial.exists()
     assert len(folders(disks)) == len(disks) * (1 + is_moved)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_kill_while_a_dataset_is_replaced_leaves_the_old_or_the_new_one(path, partial, call):
+    """Killed before the old one moves away, between the two renames, and after the second."""
+    write(path)
+    (path / "mark").touch()
+
+    def overwrite():
+        with DatasetWriter(path, resume_key={"source": 1}, overwrite=True) as writer:
+            writer.write_table("node", "n", "k", -ROWS)
+            writer.write_labels("n", torch.arange(500))
+
+    def work():
+        rename, moves = os.rename, []
+
+        def die(old, new):
+            if path in (Path(old), Path(new)):
+                moves.append(new)
+                if len(moves) == call:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            rename(old, new)
+
+        os.rename = die
+        overwrite()
+
+    killed(work, workplace.Workplace, "_remove")
+    assert (path / "mark").exists() == (call == 1)
+    assert path.exists() == (call != 2)
+    with pytest.raises(FileExistsError, match="already exists"):  # which puts the old one back
+        DatasetWriter(path)
+    check(path, sign=1 if call < 3 else -1)
+    overwrite()
+    check(path, sign=-1)
+    assert not (path / "mark").exists()
+    assert not partial.exists()
+
+
+def test_only_a_dataset_is_replaced(tmp_path, path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis.tex").write_text("all of it")
+    write(path)
+    (tmp_path / "link.gids").symlink_to(path)
+    for taken in ("home", "link.gids"):
+        with pytest.raises(FileExistsError, match="already exists"):
+            DatasetWriter(tmp_path / taken, overwrite=True)
+    check(path)
 
 
 def test_finished_tables_are_not_read_again(path, disks):

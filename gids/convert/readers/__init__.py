@@ -19,6 +19,7 @@ from gids.convert.readers import (
     tables,
 )
 from gids.convert.source import Choices, Reader, Source
+from gids.convert.table_files import refuse_unused
 from gids.errors import FormatError
 
 __all__ = ["READERS", "Choices", "Reader", "find_reader", "open_source"]
@@ -40,6 +41,7 @@ READERS = (
     arrays.DIRECTORY,
     arrays.RAW,
 )
+_BY_NAMES = (tables.PARQUET, tables.CSV, edge_list.READER)  # of files in a directory, also of other formats
 _GENERAL = (arrays.DIRECTORY, arrays.RAW)  # read paths that no other reader recognises
 
 
@@ -64,6 +66,8 @@ def find_reader(
             return named[0]
         raise FormatError(f"unknown format {name!r}; choose {_names(READERS)} (see `gids convert --list`)")
     readers = [r for r in READERS if r not in _GENERAL and r.recognises(path)]
+    if path.is_dir():
+        readers = [reader for reader in readers if reader not in _BY_NAMES] or readers
     if len(readers) > 1:
         raise FormatError(f"{path} may be {_names(readers)}: choose one with --from NAME")
     return readers[0] if readers else arrays.DIRECTORY if path.is_dir() else arrays.RAW
@@ -82,6 +86,9 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
                 f"{option} has no effect: {path} is read as {reader.name}, and the option is for {takers}"
             )
     source = reader.read(path, scratch, choices)
+    if source.stored is None:
+        for root in filter(Path.is_dir, (path, *choices.others)):
+            refuse_unused(root, source, reader)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
     if source.stored is None and not source.tables and not source.graphs:

@@ -6,7 +6,8 @@ A source of one type has all names in one folder or file; another has a folder p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -37,10 +38,11 @@ from gids.convert.source import (
 )
 from gids.convert.source_files import open_zip, starts_with
 from gids.errors import FormatError
-from gids.store.names import NODE, RELATION, Relation, check_name
+from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import Rows
 from gids.write.edges import out_edges
 
+_SUFFIXES = (".npy", ".npz")
 _FEATURES = ("feat", "feats", "feature", "features", "x")
 _NAMES = """\
 label | labels | y                            labels
@@ -58,27 +60,21 @@ _MEANING = {
 }
 
 
-def directory_arrays(
-    folder: Path, scratch: Path, leave_out: Container[Path] = ()
-) -> Iterator[tuple[str, SourceArray]]:
-    """(name, array) of each .npy file and .npz member in a directory, by file name."""
-    for path in sorted(p for p in folder.iterdir() if p not in leave_out):
+def _in_folder(folder: Path, scratch: Path, used: set[Path]) -> Iterator[tuple[str, SourceArray]]:
+    """(name, array) of each .npy file and .npz member in a directory, by file name, but of used files."""
+    for path in sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and p not in used):
+        used.add(path)
         if path.suffix == ".npy":
             yield path.stem, open_npy(path)
-        elif path.suffix == ".npz":
-            members = open_npz(path, scratch)
-            if is_scipy_sparse(members):
-                if path.stem not in ("adj", "attr"):
-                    raise FormatError(
-                        f"{path} is a SciPy sparse matrix: call it adj.npz (graph) or attr.npz (features)"
-                    )
-                members = as_sparse_parts(path, members, path.stem)
-            yield from members.items()
-        elif path.is_file():
-            why = "not .npy or .npz; an edge list is called edges.csv, .tsv or .txt"
-            if path.suffix == ".parquet":
-                why = "call the tables nodes.parquet and edges.parquet"
-            yield path.name, SourceArray(None, why=why)
+            continue
+        members = open_npz(path, scratch)
+        if is_scipy_sparse(members):
+            if path.stem not in ("adj", "attr"):
+                raise FormatError(
+                    f"{path} is a SciPy sparse matrix: call it adj.npz (graph) or attr.npz (features)"
+                )
+            members = as_sparse_parts(path, members, path.stem)
+        yield from members.items()
 
 
 class NamedArrays:
@@ -104,6 +100,9 @@ class NamedArrays:
         other = NamedArrays(self._where, (), self._source)
         other._arrays = {n: self._arrays.pop(n) for n in list(self._arrays) if belongs(n)}
         return other
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
     def describe(self, name: str) -> str:
         return f"{name!r} of {self._where}"
@@ -131,17 +130,14 @@ class NamedArrays:
         taken, self._arrays = list(self._arrays.items()), {}
         return taken
 
-    def reject_all(self) -> None:
-        """Note the arrays that belong to no node type or relation."""
-        for name, _ in self.rest():
-            self._source.leave_out(self.describe(name), "it belongs to no node type or relation")
-
     def read_nodes(self, ntype: str) -> None:
         """Take the number, labels and splits of a node type; all other arrays are its features."""
         if (count := self.take("num_nodes")) is not None:
             what = self.describe("num_nodes")
             self._source.add_nodes(ntype, numbers(count, 1, what)[0], what)
         if (labels := self.take(*LABELS)) is not None:
+            if ntype in self._source.labels:
+                raise FormatError(f"{self.describe('label')} is a second array of labels: keep one")
             self._source.add_labels(ntype, labels, self.describe("label"))
         order = [*IDS, *MASKS]  # of what is written to a dataset
         rest = sorted(self.rest(), key=lambda named: order.index(named[0]) if named[0] in order else -1)
@@ -189,6 +185,8 @@ class NamedArrays:
             raise FormatError(f"{self._where} has both edge_index and indptr: keep one of the two graphs")
         if edge_ids is not None and not in_edges:
             raise FormatError(f"{self._where} has edge_ids but no indptr and indices")
+        if relation in self._source.graphs and (in_edges or edge_index is not None):
+            raise FormatError(f"{self._where} has a second graph {describe_type(relation)}: keep one")
         if in_edges:
             self._source.graphs[relation] = InEdges(in_edges[0], in_edges[1], edge_ids)
         elif edge_index is not None:
@@ -198,14 +196,57 @@ class NamedArrays:
             self._source.add_edge_table(relation, name.removeprefix(prefix), rows)
 
 
-def read_homogeneous(arrays: NamedArrays, source: Source) -> None:
+@dataclass(frozen=True)
+class ArraysByType:
+    """The arrays of node types and of relations. prefix: removed from the names of tables of edges."""
+
+    nodes: dict[str, NamedArrays]
+    edges: dict[Relation, NamedArrays]
+    prefix: str = ""
+
+    def read_nodes(self) -> None:
+        """Read everything but the edges."""
+        for relation, arrays in self.edges.items():
+            arrays.read_sparse_graph(relation)
+            arrays.learn_destinations(relation)
+        for ntype, arrays in self.nodes.items():
+            arrays.read_sparse_features(ntype)
+            arrays.read_nodes(ntype)
+
+    def read(self, source: Source) -> Source:
+        """Read everything."""
+        self.read_nodes()
+        self.read_edges()
+        return source
+
+    def read_edges(self) -> None:
+        for relation, arrays in self.edges.items():
+            arrays.read_graph(relation, self.prefix)
+
+
+def _of_one_type(arrays: NamedArrays) -> ArraysByType:
     """All arrays of a graph with one node type and one relation. `edge_KEY` is a feature of edges."""
-    arrays.read_sparse_features(NODE)
-    arrays.read_sparse_graph(RELATION)
-    edges = arrays.split_off(lambda name: name in ("indptr", "indices") or name.startswith("edge_"))
-    edges.learn_destinations(RELATION)
-    arrays.read_nodes(NODE)
-    edges.read_graph(RELATION, prefix="edge_")
+    edges = arrays.split_off(lambda n: n in ("indptr", "indices") or n.startswith(("edge_", "adj_")))
+    return ArraysByType({NODE: arrays} if arrays else {}, {RELATION: edges} if edges else {}, "edge_")
+
+
+def directory_arrays(path: Path, scratch: Path, source: Source, *, has_types: bool | None) -> ArraysByType:
+    """The arrays in nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/, or in the directory itself, but in
+    files that are used. has_types: which of both; None: the former if there are any."""
+
+    def arrays(folder: Path) -> NamedArrays:
+        return NamedArrays(str(folder), _in_folder(folder, scratch, source.used), source)
+
+    of_nodes, of_edges = (
+        [folder for folder in folders_in(path / kind) if any(p.suffix in _SUFFIXES for p in folder.iterdir())]
+        for kind in ("nodes", "edges")
+    )
+    if has_types or (has_types is None and (of_nodes or of_edges)):
+        return ArraysByType(
+            once_each((unquote(folder.name), arrays(folder)) for folder in of_nodes),
+            once_each((dotted_relation(folder.name, folder), arrays(folder)) for folder in of_edges),
+        )
+    return _of_one_type(arrays(path))
 
 
 def is_npz(path: Path) -> bool:
@@ -233,8 +274,7 @@ def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
     if is_scipy_sparse(members):
         members = as_sparse_parts(path, members)
         source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(members))[:4]]}")
-    read_homogeneous(NamedArrays(path.name, members.items(), source), source)
-    return source
+    return _of_one_type(NamedArrays(path.name, members.items(), source)).read(source)
 
 
 def _single(array: SourceArray, path: Path, table: str) -> Source:
@@ -248,27 +288,7 @@ def _single(array: SourceArray, path: Path, table: str) -> Source:
 
 def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
-
-    def arrays(folder: Path) -> NamedArrays:
-        return NamedArrays(str(folder), directory_arrays(folder, scratch), source)
-
-    nodes, edges = path / "nodes", path / "edges"
-    if not nodes.is_dir() and not folders_in(edges):
-        read_homogeneous(arrays(path), source)
-        return source
-    for folder in filter(Path.is_dir, (path, nodes, edges)):
-        arrays(folder).reject_all()
-    by_relation = once_each(
-        (dotted_relation(folder.name, folder), arrays(folder)) for folder in folders_in(edges)
-    )
-    by_type = once_each((unquote(folder.name), arrays(folder)) for folder in folders_in(nodes))
-    for relation, of_edges in by_relation.items():
-        of_edges.learn_destinations(relation)
-    for ntype, of_nodes in by_type.items():
-        of_nodes.read_nodes(ntype)
-    for relation, of_edges in by_relation.items():
-        of_edges.read_graph(relation)
-    return source
+    return directory_arrays(path, scratch, source, has_types=None).read(source)
 
 
 NPY = Reader(

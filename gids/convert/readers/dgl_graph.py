@@ -37,6 +37,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save one graph per file")
     source = read_dgl_graph(graphs[0])
+    source.used.add(file)
     for name in labels:
         source.leave_out(repr(name), "a label of the whole graph")
     return source
@@ -90,4 +91,5 @@ READER = Reader(
     _LAYOUT,
     lambda path: _graph_file(path) is not None,
     _read,
+    aside=("*info*.pkl",),
 )

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from gids.convert.array_files import is_npy, open_numbers
 from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, have_ends, is_edge_array
-from gids.convert.readers.arrays import NamedArrays, directory_arrays
-from gids.convert.readers.tables import has_node_tables, is_node_csv, refuse_unused
+from gids.convert.readers.arrays import ArraysByType, directory_arrays
+from gids.convert.readers.tables import is_node_csv
 from gids.convert.source import Choices, Reader, Source, described
+from gids.convert.table_files import tables_in
 from gids.convert.text_table import TextTable, list_layout
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION
@@ -37,7 +38,7 @@ def _edge_file(path: Path) -> Path | None:
 def _recognises(path: Path) -> bool:
     if not path.is_file():
         file = _edge_file(path)
-        return file is not None and not (_is_text(file) and has_node_tables(path))
+        return file is not None and not (_is_text(file) and tables_in(path)[0])
     if is_npy(path):  # if its shape is that of edges, --from must choose, as it may be a table
         with contextlib.suppress(FormatError):
             return is_edge_array(open_numbers(path))
@@ -48,13 +49,10 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     file = _edge_file(path)
     if file is None:
         raise FormatError(f"{path} must have one file edges.csv, .tsv, .txt or .npy")
-    source = Source(skip=choices.skip)
+    source, arrays = Source(skip=choices.skip, used={file}), ArraysByType({}, {})
     if path.is_dir():
-        cure = "put arrays of nodes beside it, or edges into edges/SOURCE.RELATION.DESTINATION/edge_index.npy"
-        refuse_unused(path, [*path.iterdir()], f"{file.name} and the arrays beside it", cure)
-        arrays = NamedArrays(str(path), directory_arrays(path, scratch, leave_out=(file,)), source)
-        arrays.read_sparse_features(NODE)
-        arrays.read_nodes(NODE)
+        arrays = directory_arrays(path, scratch, source, has_types=False)
+        arrays.read_nodes()
     if choices.num_nodes is not None:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
     if _is_text(file):
@@ -64,6 +62,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         ends, make = _array_edges(file, source)
     count_by_edges(source, ((NODE, end) for end in ends), "; --num-nodes sets another number")
     source.graphs[RELATION] = make(**source.ends(RELATION))
+    arrays.read_edges()
     return source
 
 

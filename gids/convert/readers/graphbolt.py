@@ -196,4 +196,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    aside=("*",),  # metadata.yaml lists the files
 )

@@ -39,7 +39,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     edges: dict[Relation, Rows] = {}
     for folder in folders_in(root):
         if len(names := folder.name.split("__")) == 3:
-            edges[names[0], names[1], names[2]] = _array(folder / "edge_index.npy")
+            edges[names[0], names[1], names[2]] = _array(source.uses(folder / "edge_index.npy"))
         else:
             _read_nodes(folder, choices, source)
     ends = []
@@ -56,6 +56,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
     labels = sorted(folder.glob("node_label_*.npy"))
+    source.used.update(folder.glob("*.npy"))
     if labels:
         chosen = _chosen(labels, choices)
         rows = _array(chosen, raw_shape=(-1,))
@@ -124,4 +125,5 @@ READER = Reader(
     _recognises,
     _read,
     takes=("--labels",),
+    aside=("*/edge_index_cs*",),
 )

@@ -27,7 +27,7 @@ def _recognises(path: Path) -> bool:
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     root, source = _root(path), Source()
-    counts = load_torch_dict(root / "meta.pt", "numbers of nodes")
+    counts = load_torch_dict(source.uses(root / "meta.pt"), "numbers of nodes")
     folders = folders_in(root / "processed")
     relations = {f: split_relation(f.name, "___", f) for f in folders if "___" in f.name}
     types = {f.name for f in folders if f not in relations}
@@ -37,7 +37,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         source.add_nodes(ntype, counts[ntype], f"{ntype!r} of {root / 'meta.pt'}")
     for folder in folders:
         if relation := relations.get(folder):
-            file = folder / "edge_index.npy"
+            file = source.uses(folder / "edge_index.npy")
             source.graphs[relation] = edge_rows(open_numbers(file), str(file), **source.ends(relation))
         else:
             _read_nodes(folder, source)
@@ -47,7 +47,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_nodes(folder: Path, source: Source) -> None:
     for file in sorted(folder.glob("*.npy")):
-        rows, key = open_numbers(file), file.stem.removeprefix("node_")
+        rows, key = open_numbers(source.uses(file)), file.stem.removeprefix("node_")
         if key == "label":
             source.add_labels(folder.name, normalised(rows, are_classes=True), str(file))
         else:
@@ -57,7 +57,7 @@ def _read_nodes(folder: Path, source: Source) -> None:
 def _read_splits(file: Path, source: Source) -> None:
     if not file.is_file():
         return
-    splits = load_torch_dict(file, "splits")
+    splits = load_torch_dict(source.uses(file), "splits")
     for name, split in _SPLITS.items():
         if name in splits:
             source.add_split("paper", split, value_rows(splits[name], f"{name!r} of {file}", file))
@@ -75,4 +75,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    aside=("*mapping/*",),
 )

@@ -50,7 +50,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
     file, labels = raw / "data.npz", raw / "node-label.npz"
-    arrays = NamedArrays(str(file), open_npz(file, scratch).items(), source)
+    arrays = NamedArrays(str(file), open_npz(source.uses(file), scratch).items(), source)
     count = _only(arrays.take("num_nodes_list"), file)
     source.add_nodes(NODE, count, "num_nodes_list")
     edge_index = arrays.take("edge_index")
@@ -65,7 +65,7 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
         else:
             source.add_node_table(NODE, name.removeprefix("node_"), rows, arrays.describe(name))
     if labels.is_file():
-        members = NamedArrays(str(labels), open_npz(labels, scratch).items(), source)
+        members = NamedArrays(str(labels), open_npz(source.uses(labels), scratch).items(), source)
         if (node_label := members.take("node_label")) is None:
             raise FormatError(f"{labels} lacks an array node_label")
         _add_labels(node_label, NODE, labels, source)
@@ -73,12 +73,13 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
 
 def _read_text(raw: Path, scratch: Path, source: Source) -> None:
     counted = raw / "num-node-list.csv.gz"
-    source.add_nodes(NODE, _only(read_matrix(counted, scratch), counted), counted.name)
+    source.add_nodes(NODE, _only(read_matrix(source.uses(counted), scratch), counted), counted.name)
     _read_edges(raw, RELATION, scratch, source)
     _read_nodes(raw, NODE, scratch, source)
     for file in sorted(raw.glob("*.csv.gz")):
         if not file.name.startswith(("node", "edge", "num-")):
-            source.leave_out(file.name, f"rename it to node_{file.name} to convert it as a table")
+            name = source.uses(file).name
+            source.leave_out(name, f"rename it to node_{name} to convert it as a table")
 
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:
@@ -107,7 +108,7 @@ def _read_types(raw: Path, scratch: Path, source: Source) -> None:
 
 def _read_nodes(folder: Path, ntype: str, scratch: Path, source: Source) -> None:
     for file in _files(folder, "node"):
-        rows = read_matrix(file, scratch)
+        rows = read_matrix(source.uses(file), scratch)
         if _key(file) == "label":
             _add_labels(rows, ntype, file, source)
         else:
@@ -122,12 +123,12 @@ def _words(path: Path) -> list[list[str]]:
 
 def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source) -> None:
     edges, counted = folder / "edge.csv.gz", folder / "num-edge-list.csv.gz"
-    pairs = read_pairs(edges, scratch)
-    count = _only(read_matrix(counted, scratch), counted)
+    pairs = read_pairs(source.uses(edges), scratch)
+    count = _only(read_matrix(source.uses(counted), scratch), counted)
     _check_count(pairs.shape[0], count, str(edges), counted.name)
     source.graphs[relation] = edge_pairs(pairs, str(edges), **source.ends(relation))
     for file in _files(folder, "edge"):
-        source.add_edge_table(relation, _key(file), read_matrix(file, scratch))
+        source.add_edge_table(relation, _key(file), read_matrix(source.uses(file), scratch))
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
@@ -157,14 +158,14 @@ def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
             if ntype == NODE and not file.parent.is_dir():
                 file = kind / file.name
             if file.is_file():
-                ids = read_matrix(file, scratch)
+                ids = read_matrix(source.uses(file), scratch)
                 if ids.shape[1] > 1 or not is_whole(ids.dtype):
                     raise FormatError(f"{file} is {described(ids)}; ids must be one column of whole numbers")
                 source.add_split(ntype, _PARTS[part], column_of(ids, 0))
 
 
 def _read_split_dict(file: Path, source: Source) -> None:
-    parts = load_torch_dict(file, "splits")
+    parts = load_torch_dict(source.uses(file), "splits")
     for part, split in _PARTS.items():
         by_type = parts.get(part)
         for ntype, ids in by_type.items() if isinstance(by_type, dict) else [(NODE, by_type)]:
@@ -201,4 +202,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    aside=("mapping/*", "processed/*", "raw/num-*", "raw/*-list.csv.gz", "*/nodetype-has-*"),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,6 +19,7 @@ import torch
 from gids.convert.arrow_table import ArrowTable, is_arrow
 from gids.convert.edges import count_by_edges, end_columns, is_end
 from gids.convert.node_ids import NodesById, are_positions
+from gids.convert.readers.arrays import ArraysByType, directory_arrays
 from gids.convert.source import (
     LABELS,
     MASKS,
@@ -29,16 +31,14 @@ from gids.convert.source import (
 )
 from gids.convert.source_files import shown
 from gids.convert.stream_rows import BLOCK_BYTES
-from gids.convert.text_table import CSV_SUFFIXES, TextTable, is_csv, table_layout
+from gids.convert.table_files import Tables, check_order, file_stem, table_files, tables_in
+from gids.convert.text_table import TextTable, is_csv, table_layout
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, describe_type
 from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
 from gids.write.edges import edge_list
 
-_ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
-_TABLE_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES)
-_DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz")
 _NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
 _IDS = ("id", "node_id", "nid")
 _BLOCK_ROWS = 1 << 20
@@ -49,56 +49,8 @@ _CURES = {
         (*MASKS, "split"), "give columns train_mask, val_mask and test_mask of 1 and 0, or of True and False"
     ),
 }
-Tables = dict[str, list[Path]]
-"""The files of each table, by name."""
 
 # Files
-
-
-def _stem(path: Path) -> str:
-    """The name of a table: of its file, or of the directory of its files, without the suffix."""
-    suffix = next((s for s in _TABLE_SUFFIXES if path.name.endswith(s)), "")
-    return path.name.removesuffix(suffix)
-
-
-def _files(path: Path) -> list[Path]:
-    """The files of a table: the file itself, or those in the directory."""
-    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
-    return [f for f in files if f.name.endswith(_TABLE_SUFFIXES)]
-
-
-def _tables(folder: Path, *names: str) -> Tables:
-    """name -> files, of the tables in a directory: of each file and each directory of files; or of files with
-    these names only. Raises FormatError if there are two of a name."""
-    tables: Tables = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        name = _stem(path)
-        if names and (name not in names or (path.is_dir() and path.name == name)):
-            continue
-        files = _files(path)
-        if not files:
-            continue
-        if name in tables:
-            raise FormatError(f"{tables[name][0]} and {files[0]} are both the table {name!r}: keep one")
-        tables[name] = files
-    return tables
-
-
-def _in_directory(path: Path) -> tuple[Tables, Tables]:
-    """The tables of nodes, nodes/TYPE.* or nodes.*; and of edges, edges.* or edges/SRC.RELATION.DST.*"""
-    alone = _tables(path, "nodes", "edges")
-    nodes = _tables(path / "nodes") or ({NODE: alone["nodes"]} if "nodes" in alone else {})
-    edges = {".".join(RELATION): alone["edges"]} if "edges" in alone else _tables(path / "edges")
-    return nodes, edges
-
-
-def refuse_unused(path: Path, used: Collection[Path], read_as: str, cure: str) -> None:
-    """Raise FormatError for data in a directory, its nodes/ or edges/ that is in none of the used files."""
-    alone = _all_files(_tables(path, "nodes", "edges"))
-    files = [*path.iterdir(), *(path / "nodes").rglob("*"), *(path / "edges").rglob("*"), *alone]
-    data = {f for f in files if f.name.endswith(_DATA_SUFFIXES) and f.is_file()}
-    if others := sorted(str(f.relative_to(path)) for f in data.difference(used)):
-        raise FormatError(f"{path} is read as {read_as}, and {_listed(others)} would be left out: {cure}")
 
 
 def _separate(paths: Sequence[Path], choices: Choices) -> tuple[Tables, Tables]:
@@ -107,19 +59,19 @@ def _separate(paths: Sequence[Path], choices: Choices) -> tuple[Tables, Tables]:
     edges: Tables = {}
     chooses_ends = bool(choices.src_column or choices.dst_column)
     for path in paths:
-        files, stem = _files(path), _stem(path)
+        files, name = table_files(path), file_stem(path)
         if not files:
-            raise FormatError(f"{path} is no table: give .parquet, .arrow, .feather, .csv or .tsv files")
+            raise FormatError(f"{path} is no table: give .parquet, .pq, .arrow, .feather, .csv or .tsv files")
         if len(paths) == 1 and (choices.id_column or chooses_ends):
             are_edges = chooses_ends
-        elif stem in ("nodes", "edges") or (len(paths) > 1 and stem.count(".") == 2):
-            are_edges = stem != "nodes"
+        elif name in ("nodes", "edges") or (len(paths) > 1 and name.count(".") == 2):
+            are_edges = name != "nodes"
         else:
             are_edges = _has_ends(files, choices)
         known = edges if are_edges else nodes
-        if stem in known:
-            raise FormatError(f"{known[stem][0]} and {path} are both the table {stem!r}: rename one")
-        known[stem] = files
+        if name in known:
+            raise FormatError(f"{known[name][0]} and {path} are both the table {name!r}: rename one")
+        known[name] = files
     if len(nodes) > 1 or len(edges) > 1 or (len(paths) > 1 and any(name.count(".") == 2 for name in edges)):
         return nodes, edges
     alone = ".".join(RELATION)
@@ -134,16 +86,11 @@ def _has_ends(files: Sequence[Path], choices: Choices) -> bool:
     return True
 
 
-def has_node_tables(path: Path) -> bool:
-    """Whether a directory has tables of nodes for this reader."""
-    return bool(_in_directory(path)[0])
-
-
 def is_node_csv(path: Path) -> bool:
     """Whether a file is a CSV table of nodes: it is called so, or has ids of nodes and no end of edges."""
-    if not is_csv(path) or _stem(path) == "edges":
+    if not is_csv(path) or file_stem(path) == "edges":
         return False
-    if _stem(path) == "nodes":
+    if file_stem(path) == "nodes":
         return True
     try:
         names = table_layout(path).names
@@ -157,18 +104,13 @@ def is_table(path: Path) -> bool:
     return is_csv(path) or is_arrow(path)
 
 
-def _recognises_arrow(path: Path) -> bool:
+def _recognises(path: Path, *, as_csv: bool) -> bool:
     if path.is_file():
-        return is_arrow(path)
-    files = _all_files(*_in_directory(path))
-    return bool(files) and not any(map(is_csv, files))
-
-
-def _recognises_csv(path: Path) -> bool:
-    if path.is_file():
-        return is_node_csv(path)
-    nodes, edges = _in_directory(path)
-    return bool(nodes) and any(map(is_csv, _all_files(nodes, edges)))
+        return is_node_csv(path) if as_csv else is_arrow(path)
+    nodes, edges = tables_in(path)
+    files = _all_files(nodes, edges)
+    is_edge_list = not nodes and any(is_csv(file) and file.parent == path for file in files)
+    return bool(files) and not is_edge_list and any(map(is_csv, files)) == as_csv
 
 
 def _all_files(*tables: Tables) -> list[Path]:
@@ -251,16 +193,17 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    source = Source(skip=choices.skip)
+    source, arrays = Source(skip=choices.skip), ArraysByType({}, {})
     if path.is_dir() and not choices.others:
-        nodes, edges = _in_directory(path)
-        used = _all_files(nodes, edges)
-        examples = " ".join(sorted(str(file.relative_to(path)) for file in used)[:3])
-        cure = (
-            f"put their columns into the tables, or give only the tables to read, such as {examples}; --from "
-            "edges reads arrays beside edges.csv, and --from directory arrays in nodes/ and edges/"
-        )
-        refuse_unused(path, used, "tables", cure)
+        nodes, edges = tables_in(path)
+        has_types = bool({*nodes, *edges} - {NODE, ".".join(RELATION)})
+        arrays = directory_arrays(path, scratch, source, has_types=has_types or None)
+        ntypes = {*nodes, *arrays.nodes}
+        if ntypes and NODE not in ntypes and [*edges] == [".".join(RELATION)]:
+            raise FormatError(
+                f"{edges['.'.join(RELATION)][0]} does not say which types of nodes its edges join: call the "
+                "table edges/SOURCE.RELATION.DESTINATION, or put the only table of nodes into nodes"
+            )
     else:
         nodes, edges = _separate([path, *choices.others], choices)
         if edges and not choices.others:
@@ -271,9 +214,11 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     by_type = once_each((unquote(name), files) for name, files in nodes.items())
     by_relation = once_each((dotted_relation(name, files[0]), files) for name, files in edges.items())
     _check(choices, by_type, by_relation)
-    reading = _Reading(source, choices, scratch)
+    source.used.update(_all_files(nodes, edges))
+    reading = _Reading(source, choices, scratch, arrays)
     for ntype, files in by_type.items():
         reading.add_nodes(ntype, files)
+    arrays.read_nodes()
     if choices.num_nodes is not None:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
     opened = {relation: reading.open_edges(relation, files) for relation, files in by_relation.items()}
@@ -288,14 +233,15 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     )
     for relation, (table, ends) in opened.items():
         reading.add_edges(relation, table, ends)
+    arrays.read_edges()
     return source
 
 
 class _Reading:
     """The tables that are read to a source, and the ids of its nodes."""
 
-    def __init__(self, source: Source, choices: Choices, scratch: Path) -> None:
-        self._source, self._choices, self._scratch = source, choices, scratch
+    def __init__(self, source: Source, choices: Choices, scratch: Path, arrays: ArraysByType) -> None:
+        self._source, self._choices, self._scratch, self._arrays = source, choices, scratch, arrays
         self._ids: dict[str, NodesById | None] = {}  # None: the ids are 0, 1, 2, …
         self._numbered = 0
 
@@ -307,11 +253,18 @@ class _Reading:
     def add_nodes(self, ntype: str, files: Sequence[Path]) -> None:
         source, column = self._source, _id_column(ntype, _names(files), self._choices)
         texts = [] if column is None else [column]
+        if column is None:
+            check_order(files)
         table = _open(files, texts, self._scratch)
         source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
         if column is not None:
             self._ids[ntype] = None
             if not are_positions(table, column):
+                if ntype in self._arrays.nodes or any(ntype in r[::2] for r in self._arrays.edges):
+                    raise FormatError(
+                        f"column {column!r} of {files[0]} has ids other than 0, 1, 2, …, by which the arrays "
+                        "beside it number nodes: put the arrays into the tables, or number the nodes so"
+                    )
                 nodes = NodesById(ntype, table, column, scratch=self._place())
                 self._ids[ntype], source.ids[ntype] = nodes, nodes.arrays
         groups = _grouped(table, source, texts, ntype)
@@ -329,6 +282,8 @@ class _Reading:
         ends = _ends(relation, _names(files), self._choices)
         ntypes = relation[::2]
         named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
+        if relation in self._arrays.edges:
+            check_order(files)
         table = _open(files, named, self._scratch)
         for ntype, end in zip(ntypes, ends, strict=True):
             dtype = table.dtype(end)
@@ -475,7 +430,8 @@ def _leave_out(table: ArrowTable, source: Source, columns: Sequence[str], type_:
 _LAYOUT = """\
 Needs pyarrow. A file of edges, if it has columns of sources and destinations, else of nodes; or several
 files, nodes.parquet edges.parquet; or a directory with nodes.parquet and edges.parquet, or
-nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of
+nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts, in the order of
+the numbers in their names), and arrays beside them as in `directory`. Columns of
 nodes: id | node_id | nid, or --id-column (optional; text or whole numbers, by which edges name nodes);
 label | labels | y; train_mask, val_mask, test_mask; any other column of numbers, or of lists of one
 length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source | src_id | u | from,
@@ -491,7 +447,7 @@ PARQUET = Reader(
     "parquet",
     "tables of nodes and edges in Parquet or Arrow files (.parquet, .arrow, .feather)",
     _LAYOUT,
-    _recognises_arrow,
+    partial(_recognises, as_csv=False),
     _read,
     takes=(
         "--num-nodes",
@@ -508,5 +464,5 @@ CSV = replace(
     name="csv",
     summary="tables of nodes and edges in CSV files with names of columns (.csv, .tsv, .gz too)",
     layout=_CSV_LAYOUT,
-    recognises=_recognises_csv,
+    recognises=partial(_recognises, as_csv=True),
 )

@@ -1,0 +1,257 @@
+"""Datasets that number nodes or edges otherwise: rows are matched by ids, or by number, or are refused.
+
+The model is a dictionary: the row of a node is that of its id.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import write_ids
+
+import gids
+from gids.store import numbering
+from gids.write import DatasetWriter, edge_list
+
+NODES, EDGES = 70, 400
+RELATION = ("_N", "_E", "_N")
+RNG = np.random.default_rng(5)
+ENDS = RNG.integers(0, NODES, (2, EDGES))
+Ids = np.ndarray | None
+
+
+def ids_of(kind: str, numbers: np.ndarray) -> Ids:
+    if kind == "text":
+        return np.array([f"{'é' * (n % 3)}n{n}" for n in numbers.tolist()])
+    return numbers * 1000 - 7 if kind == "numbers" else None
+
+
+def write(
+    path: Path,
+    ids: Ids,
+    tables: dict[str, np.ndarray],
+    *,
+    count: int = NODES,
+    edges: np.ndarray | None = None,
+    order: np.ndarray | None = None,
+    keep_ids: bool = True,
+    edge_rows: np.ndarray | None = None,
+    **options: Any,
+) -> Path:
+    with DatasetWriter(path, **options) as writer:
+        writer.add_nodes("_N", count)
+        for key, rows in tables.items():
+            writer.write_table("node", "_N", key, rows, order=order)
+        if ids is not None:
+            write_ids(writer, "_N", ids)
+        if edges is not None:
+            writer.write_edges(RELATION, edge_list(*edges, num_src=count, num_dst=count), keep_ids=keep_ids)
+        if edge_rows is not None:
+            writer.write_table("edge", RELATION, "w", edge_rows)
+    return path
+
+
+def rows_of(numbers: np.ndarray) -> np.ndarray:
+    """A row by which one knows the node."""
+    return np.stack([numbers, numbers * 3], 1).astype(np.float32)
+
+
+FIRST, SECOND = RNG.permutation(NODES), RNG.permutation(NODES)
+"""The node that is at each number, in the two datasets."""
+
+
+def write_both(folder: Path, kind: str, order: np.ndarray | None = None) -> tuple[Path, Path]:
+    first = write(folder / "a.gids", ids_of(kind, FIRST), {"x": rows_of(FIRST)}, edges=ENDS)
+    second = write(
+        folder / "b.gids", ids_of(kind, SECOND), {"emb": rows_of(SECOND)}, order=order, page_bytes=512
+    )
+    return first, second
+
+
+@pytest.fixture(scope="module", params=["text", "numbers"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two datasets of the same nodes in another order; pages of the second one's rows, in a third one."""
+    order = RNG.permutation(NODES) if request.param == "text" else None
+    return write_both(tmp_path_factory.mktemp(request.param), request.param, order)
+
+
+def by_nodes(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for m in gids.NodeLoader(source, torch.arange(NODES), [3], tables=["emb"], batch_size=9):
+        yield m.input_nodes, m.features["_N.emb"]
+
+
+def by_edges(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for m in gids.EdgeLoader(source, None, [2], tables={"b": "emb"}, batch_size=90):
+        yield m.input_nodes, m.features["b"]
+
+
+def by_features(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    ids = torch.arange(NODES).flip(0)
+    with gids.FeatureLoader(source, ["emb"]) as loader, loader.attach([ids], lambda _: {"_N.emb": ids}) as it:
+        yield ids, next(it)[1]["_N.emb"]
+
+
+def by_pyg(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    pyg = pytest.importorskip("gids.pyg", exc_type=ImportError)
+    for batch in pyg.NeighborLoader(source, [3], torch.arange(NODES), batch_size=9):
+        yield batch.n_id, batch.emb
+
+
+def by_dgl(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    dgl = pytest.importorskip("gids.dgl", exc_type=ImportError)
+    from dgl.dataloading import NeighborSampler
+
+    sampler = NeighborSampler([3], prefetch_node_feats=["emb"])
+    loader = dgl.DataLoader(dgl.graph(source), torch.arange(NODES), sampler, gids=source, batch_size=9)
+    for nodes, _, blocks in loader:
+        yield nodes, blocks[0].srcdata["emb"]
+
+
+def by_inference(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    result = gids.inference.layerwise([lambda block, h: h[: block.num_dst]], source, tables=["emb"])
+    yield torch.arange(NODES), result.values
+
+
+def by_table(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    table = source.stores[1].table("emb")
+    for one in (table, pickle.loads(pickle.dumps(table))):
+        yield torch.arange(NODES), one.read_rows(range(NODES))
+        for first, rows in one.scan(11):
+            yield torch.arange(first, first + len(rows)), rows
+
+
+def by_packs(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return by_nodes(source)
+
+
+EVERY = [by_nodes, by_edges, by_features, by_pyg, by_dgl, by_inference, by_table, by_packs]
+
+
+@pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
+@pytest.mark.parametrize("read", EVERY, ids=lambda read: read.__name__)
+def test_rows_of_the_second_dataset_are_those_of_the_same_ids(
+    both: tuple[Path, Path], read: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gids")
+    options: dict[str, Any] = {"reads": "pack"} if read is by_packs else {"check_crc": read is by_edges}
+    with gids.open(list(both), memory="64MB", **options) as source:
+        got = list(read(source))
+    assert caplog.messages.count("rows are matched to those of a.gids: '_N' of b.gids by ids") == 1
+    assert len(got)
+    for nodes, rows in got:
+        assert np.array_equal(rows.numpy(), rows_of(FIRST[nodes.numpy()]))
+
+
+def test_a_table_that_is_given_is_matched_too(both: tuple[Path, Path]) -> None:
+    table = gids.FeatureStore(both[1]).table("emb")
+    (minibatch,) = gids.NodeLoader(both[0], torch.arange(NODES), [3], tables={"b": table}, batch_size=NODES)
+    assert np.array_equal(minibatch.features["b"].numpy(), rows_of(FIRST[minibatch.input_nodes.numpy()]))
+
+
+def test_ids_are_compared_in_blocks_and_a_matched_store_is_neither_pickled_nor_matched_again(
+    both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_BLOCK_IDS", "_BLOCK_ROWS"):
+        monkeypatch.setattr(numbering, name, 16)
+    with gids.open(list(both)) as source:
+        store = source.stores[1]
+        assert np.array_equal(store.read_rows(range(NODES)).numpy(), rows_of(FIRST))
+        with pytest.raises(TypeError, match=r"b\.gids is matched to another dataset"):
+            pickle.dumps(store)
+        third = write(tmp_path / "c.gids", ids_of("text", np.arange(NODES)), {"x": rows_of(FIRST)})
+        if store.ids().is_text:
+            with pytest.raises(
+                ValueError, match=r"'_N\.emb' in b\.gids is matched to another dataset already"
+            ):
+                gids.open([third, store])
+
+
+def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:
+    first, _ = write_both(tmp_path, "text")
+    with DatasetWriter(tmp_path / "c.gids") as writer:
+        writer.write_table("node", "_N", "emb", rows_of(FIRST))
+        writer.copy_ids(gids.FeatureStore(first))
+    with gids.open([first, tmp_path / "c.gids"]) as source:
+        assert source.stores[1].table("emb").order is None
+        assert source.stores[1].ids().find(["n0"]) == source.store.ids().find(["n0"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("text", "none", r"only a\.gids stores ids of '_N' nodes .*Convert both with the same column"),
+        ("none", "numbers", r"only b\.gids stores ids of '_N' nodes"),
+        ("none", "text", r"only b\.gids stores ids of '_N' nodes"),
+        ("numbers", "text", "ids of '_N' nodes are text in one, numbers in the other"),
+        ("numbers", -3, rf"b\.gids lacks 3 of the {NODES} ids of '_N' nodes in a\.gids, such as -?\d+: "),
+        ("text", -1, rf"b\.gids lacks 1 of the {NODES} ids of '_N' nodes in a\.gids, such as 'é*n\d+': "),
+        ("text", 4, rf"a\.gids lacks 4 of the {NODES + 4} ids of '_N' nodes in b\.gids, such as 'é*n7\d': "),
+        ("numbers", 1000, rf"b\.gids lacks {NODES} of the {NODES} ids"),
+    ],
+)
+def test_nodes_that_may_be_others_are_refused(
+    tmp_path: Path, first: str, second: str | int, message: str
+) -> None:
+    """second: the kind of its ids, or how many more it has; 1000: as many others."""
+    numbers, kind = SECOND, second if isinstance(second, str) else first
+    if isinstance(second, int):
+        numbers = np.arange(NODES + second) if second < 1000 else SECOND + second
+    a = write(tmp_path / "a.gids", ids_of(first, FIRST), {"x": rows_of(FIRST)}, edges=ENDS)
+    b = write(tmp_path / "b.gids", ids_of(kind, numbers), {"emb": rows_of(numbers)}, count=len(numbers))
+    with pytest.raises(ValueError, match=message):
+        gids.open([a, b])
+    with pytest.raises(ValueError, match=message):
+        gids.NodeLoader(a, torch.arange(5), [2], tables=[gids.FeatureStore(b).table("emb")])
+
+
+SORTED = ENDS[:, np.lexsort(ENDS)]
+OTHER = np.array([ENDS[0], np.roll(ENDS[1], 1)])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({}, {}, ""),
+        ({}, {"edges": None}, ""),
+        ({"edges": SORTED}, {"edges": SORTED}, ""),  # their edge ids are positions, which is known
+        ({}, {"edges": ENDS[:, ::-1]}, "their edges, or the ids of these, differ"),
+        ({}, {"edges": OTHER}, "their edges, or the ids of these, differ"),
+        ({}, {"edges": ENDS[:, 1:]}, "it has 399 edges, not 400"),
+        ({}, {"edges": None, "edge_rows": np.ones((EDGES - 1, 1))}, "it has 399 edges, not 400"),
+        ({"keep_ids": False}, {}, "their edges, or the ids of these, differ"),
+        ({"keep_ids": False}, {"edges": None}, r"the edges of a\.gids have no ids of their own"),
+        ({"edges": SORTED}, {"edges": None}, r"the edges of a\.gids have no ids of their own"),
+        ({"ids": FIRST}, {"ids": FIRST}, ""),
+        ({"ids": FIRST}, {"ids": SECOND}, "their '_N' nodes are others, or in another order"),
+        ({"ids": FIRST}, {"ids": SECOND, "edges": None}, "their '_N' nodes are others, or in another order"),
+        ({}, {"count": NODES + 1, "edges": None}, "their '_N' nodes are others"),
+    ],
+)
+def test_rows_of_edges_are_those_of_the_same_edges_or_refused(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], message: str
+) -> None:
+    a = {"ids": None, "edges": ENDS} | first
+    b = {"ids": None, "edges": ENDS} | second
+    count = EDGES if b["edges"] is None else b["edges"].shape[1]
+    b.setdefault("edge_rows", np.arange(count * 2.0).reshape(count, 2))
+    write(tmp_path / "a.gids", tables={"x": rows_of(FIRST)}, **a)
+    write(tmp_path / "b.gids", tables={}, **b)
+    with gids.open([tmp_path / "a.gids", tmp_path / "b.gids"]) as source:
+        if message:
+            with pytest.raises(ValueError, match=rf"rows of _N\._E\._N\.w in b\.gids .*{message}"):
+                gids.NodeLoader(source, torch.arange(NODES), [3], tables=["w"])
+            gids.NodeLoader(source, torch.arange(NODES), [3], tables=["x"]).close()
+            return
+        for m in gids.NodeLoader(source, torch.arange(NODES), [3], tables=["w"], batch_size=20):
+            (block,) = m.blocks
+            src, dst = block.coo()
+            ends = torch.stack([m.input_nodes[src], m.input_nodes[dst]]).numpy()
+            of_rows = (m.features["_N._E._N.w"][:, 0] / 2).long().numpy()
+            assert np.array_equal(a["edges"][:, of_rows], ends)
