@@ -585,9 +585,9 @@ def few_lines(placement: Placement, wanted: Sizes) -> str:
     enough = _memory_for(placement, wanted, lambda other: _line_bytes(placement, other) >= needed)
     lines, pages = format_bytes(_line_bytes(placement, plan)), format_bytes(wanted.page_bytes)
     return (
-        f"{placement.option}={placement.memory_bytes} leaves {lines} for the cache, and a minibatch reads pages of "
-        f"{pages}: most pages are read again for each minibatch. Give {placement.option}={enough} or more, or "
-        "use smaller minibatches"
+        f"{placement.option}={placement.memory_bytes} leaves {lines} for the cache, and a minibatch reads "
+        f"pages of {pages}: most pages are read again for each minibatch. Give {placement.option}={enough} "
+        "or more, or use smaller minibatches"
     )
 
 
