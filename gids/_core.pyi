@@ -720,5 +720,6 @@ def gather_packed(
     row_values: int,
     scales: Float32 | None = None,
     out: UInt8,
-) -> int:
-    """Copy rows from the first (rows, memory, offset) that has them; returns how many none has."""
+) -> tuple[int, bool]:
+    """Copy rows from the first (rows, memory, offset) that has them. Returns how many none has, and whether a
+    finite value became infinite."""

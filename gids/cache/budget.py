@@ -121,6 +121,9 @@ _MERGED_BYTES = 32 << 10
 _BOUNCE_SHARE = 64
 """The bounce pool takes at most 1/64 of the memory, but each of its requests holds at least one page."""
 
+_MOST_BOUNCE_SHARE = 8
+"""If it takes more than an eighth then, fewer requests are in flight."""
+
 _NARROW_PAGES = 1 << 32
 """A minibatch keeps 4 bytes per page that it reads, or 8 bytes if the table has more pages than this."""
 
@@ -143,9 +146,17 @@ def longest_read_bytes(
     return max([merged, *(t.page_bytes for t in tables)])
 
 
-def bounce_pool_bytes(tables: Iterable[Table], queue_depth: int, *, memory_bytes: int | None = None) -> int:
+def affordable_depth(tables: Sequence[Table], queue_depth: int, memory_bytes: int) -> int:
+    """The queue depth of that engine: at most queue_depth, and so much that its bounce pool takes at most an
+    eighth of the memory; at least 2."""
+    longest = longest_read_bytes(tables, memory_bytes=memory_bytes, queue_depth=queue_depth)
+    return max(2, min(queue_depth, memory_bytes // _MOST_BOUNCE_SHARE // longest))
+
+
+def bounce_pool_bytes(tables: Sequence[Table], queue_depth: int, memory_bytes: int) -> int:
     """Bytes of the bounce pool of that engine, before it is opened."""
-    return queue_depth * longest_read_bytes(tables, memory_bytes=memory_bytes, queue_depth=queue_depth)
+    depth = affordable_depth(tables, queue_depth, memory_bytes)
+    return depth * longest_read_bytes(tables, memory_bytes=memory_bytes, queue_depth=depth)
 
 
 def row_orders(tables: Iterable[Table]) -> dict[str, int]:
@@ -315,12 +326,15 @@ def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str) -> M
 
     purposes: the least bytes that they need. option: the argument of gids.open() for this memory.
     """
-    needed = _sum(purposes)
+    needed, pool = _sum(purposes), purposes.get("bounce pool", 0)
+    enough = needed
+    if pool * (_MOST_BOUNCE_SHARE + 4) > memory_bytes:  # its limit, which grows with the memory
+        enough = max(needed, (needed - pool) * _MOST_BOUNCE_SHARE // (_MOST_BOUNCE_SHARE - 1))
     listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
     return MemoryBudgetError(
         f"{option}={memory_bytes} ({format_bytes(memory_bytes)}) is too small: minibatches of this size "
         f"need {listing} = {needed} bytes ({format_bytes(needed)}) without any cache. Give "
-        f"{option}={advised_bytes(needed)} or more, or use smaller minibatches."
+        f"{option}={advised_bytes(enough)} or more, or use smaller minibatches."
     )
 
 

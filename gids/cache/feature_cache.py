@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.output_dtype import Bytes, Outputs
+from gids.cache.output_dtype import Bytes, Outputs, out_dtype_of, overflow_error
 from gids.errors import FormatError, MissingError, StorageError
 from gids.profiling import stage
 from gids.store.table import positions_of
@@ -74,6 +74,8 @@ class FeatureCache:
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers.create(threads)
         self._caches: dict[str, Any] = {}
+        self._output_dtype = output_dtype
+        self._first_files: dict[int, Table] = {}
         first_file = 0
         for t in tables:
             form = self._memory.forms[t.name]
@@ -97,6 +99,7 @@ class FeatureCache:
                 row_values=form.values,
                 scales=form.scales,
             )
+            self._first_files[first_file] = t
             first_file += len(t.shard_paths)
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
@@ -127,11 +130,12 @@ class FeatureCache:
             cache.plan(step, ids, rows)
         self._outputs[step] = outputs
 
-    def gather(self, step: int) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+    def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and copy its rows.
 
-        Returns ({table: rows in the order of its ids}, error); error is None, or a StorageError if a page
-        could not be read. The tensors belong to the caller.
+        Returns ({table: rows in the order of its ids}, error); error is None, a StorageError if a page could
+        not be read, or an OverflowError if a finite value became infinite in output_dtype. The tensors belong
+        to the caller.
         """
         outputs, failures = self._outputs[step], []
         for name, cache in self._caches.items():
@@ -172,7 +176,7 @@ class FeatureCache:
 
     def read_through(
         self, ids: Mapping[str, torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+    ) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Rows without a step: from lines, else from disk. Returns like gather(); changes nothing."""
         features, failures = {}, []
         checked = self._check(ids)
@@ -227,9 +231,13 @@ class FeatureCache:
         array = ids.get(name, _NO_IDS)
         return positions_of(array, self._orders[name]) if name in self._orders else array
 
-    def _error(self, failures: Sequence[tuple[int, int, int]]) -> StorageError | None:
+    def _error(self, failures: Sequence[tuple[int, int, int]]) -> Exception | None:
         if not failures:
             return None
+        for file, _, code in failures:
+            if code == errno.ERANGE:
+                table = self._first_files[file]
+                return overflow_error(table, out_dtype_of(table, self._output_dtype))
         file, offset, code = failures[0]
         more = f" (and {len(failures) - 1} more pages of this minibatch)" if len(failures) > 1 else ""
         return read_error(code, self._shards[file], offset, more)

@@ -26,6 +26,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that rows are converted between."""
 
 _UNCHANGED: int = _core.VALUE_TYPES["unchanged"]
+_EXACT = _UNCHANGED, _core.VALUE_TYPES["float32"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class RowForm:
     values: int
     out_row_bytes: int
     scales: npt.NDArray[np.float32] | None = None
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a finite value may become infinite."""
+        return self.wanted_as not in _EXACT
 
 
 def row_form(table: Table, wanted: torch.dtype | None) -> RowForm:
@@ -63,6 +69,22 @@ def out_dtype_of(table: Table, wanted: torch.dtype | None) -> torch.dtype:
     return wanted if wanted is not None and table.dtype in FLOATS else table.dtype
 
 
+def converted(rows: torch.Tensor, table: Table, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of a table in this dtype, as a gather converts them. Raises OverflowError."""
+    values = rows.to(dtype)
+    if values.dtype != rows.dtype and bool((values.isinf() & rows.isfinite()).any()):
+        raise overflow_error(table, dtype)
+    return values
+
+
+def overflow_error(table: Table, dtype: torch.dtype) -> OverflowError:
+    """For rows with a finite value that became infinite."""
+    return OverflowError(
+        f"table {table.name!r} has a value that does not fit in {dtype}, whose largest value is "
+        f"{torch.finfo(dtype).max:g}: give the loader dtype=torch.float32, or None for the stored dtype"
+    )
+
+
 def out_row_bytes(table: Table, wanted: torch.dtype | None) -> int:
     """Bytes of an output row."""
     return math.prod(table.shape) * out_dtype_of(table, wanted).itemsize
@@ -82,7 +104,7 @@ class Outputs:
     ) -> None:
         self.forms = {t.name: row_form(t, dtype) for t in tables}
         self.pool = _core.BufferPool.create(keep_bytes)
-        self._dtypes = {t.name: out_dtype_of(t, dtype) for t in tables}
+        self.dtypes = {t.name: out_dtype_of(t, dtype) for t in tables}
         self._rows = rows or {}
 
     def take(self, table: Table, count: int) -> Bytes:
@@ -93,7 +115,7 @@ class Outputs:
 
     def tensor(self, table: Table, out: Bytes) -> torch.Tensor:
         """What take() returned, as features, once it is filled."""
-        flat = torch.from_numpy(out.reshape(-1)).view(self._dtypes[table.name])
+        flat = torch.from_numpy(out.reshape(-1)).view(self.dtypes[table.name])
         return make_bools_proper(flat.view(len(out), *table.shape))
 
 

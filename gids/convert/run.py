@@ -24,6 +24,7 @@ from gids.store.names import HEAT_ROLES, Relation, describe_type
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edges import EDGE_BYTES, EdgeSource
 from gids.write.files import check_space
+from gids.write.graph_writer import chosen_index_dtype
 from gids.write.narrow import describe_rounding
 from gids.write.row_order import bytes_needed
 from gids.write.workplace import dataset_path
@@ -85,7 +86,8 @@ def convert(
         for warning in source.warnings:
             warn(warning)
         for note in source.notes:
-            say(note)
+            if not (options.self_loops and "--self-loops" in note):
+                say(note)
         check_source(source)
         if not options.times:
             source.node_times, source.edge_times = {}, {}
@@ -323,10 +325,8 @@ class _Conversion:
         chosen, stored = self.options.index_dtype, self.source.stored
         if chosen is None:
             return "int64" if stored is None else stored.index_dtypes.get(relation, "int64")
-        if chosen != "auto":
-            return chosen
-        most = max(self.source.node_count(relation[0]), _count(self.source.graphs[relation]))
-        return "int32" if most <= 1 << 31 else "int64"
+        num_src, edge_count = self.source.node_count(relation[0]), _count(self.source.graphs[relation])
+        return chosen_index_dtype(chosen, num_src, edge_count)
 
     def work_bytes(self) -> int:
         """The bytes of progress: of edges, of pages, and of rows that are read for scales of columns."""

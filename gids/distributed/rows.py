@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gids.cache.device.state import row_copy
-from gids.cache.output_dtype import out_dtype_of, row_form
+from gids.cache.output_dtype import converted, out_dtype_of, overflow_error, row_form
 from gids.cuda import on_host
 from gids.distributed.owners import Dealt, Owners
 from gids.loader.epoch_stream import Failed
@@ -133,21 +133,25 @@ class RankRows:
                     values = stored.view(table.dtype).view(len(stored), *table.shape)
                 else:
                     values = table.decode(stored.numpy())
-                values = values.to(out_dtype_of(table, self._dtype))
+                values = converted(values, table, out_dtype_of(table, self._dtype))
             features[name] = make_bools_proper(values)
         return features
 
     def _order_on(
         self, device: Device, table: Table, stored: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """The rows at these places of `stored`, converted, on torch's current stream. Does not block."""
+        """The rows at these places of `stored`, converted, on torch's current stream.
+
+        Blocks only if a value may overflow.
+        """
+        form = row_form(table, self._dtype)
         if table.name not in self._row_copies:
-            form = row_form(table, self._dtype)
             scales = 0 if form.scales is None else torch.from_numpy(form.scales).to(device.torch_device)
             self._row_copies[table.name] = (*row_copy(form), scales)
         if places.device != device.torch_device:
             places = places.pin_memory().to(device.torch_device, non_blocking=True)
         out = device.empty((len(places), *table.shape), out_dtype_of(table, self._dtype))
+        overflowed = torch.zeros(1, dtype=torch.int64, device=device.torch_device)
         device.launch(
             device.current_stream(),
             _UNIT,
@@ -160,7 +164,10 @@ class RankRows:
             len(places),
             out,
             *self._row_copies[table.name],
+            overflowed,
         )
+        if form.narrows and int(overflowed):
+            raise overflow_error(table, out.dtype)
         return out
 
     def stats_of(self, learned: Learned) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from dgl import graphbolt as gb
 
-from gids.cache.output_dtype import out_dtype_of
+from gids.cache.output_dtype import converted, out_dtype_of
 from gids.closing import Closing
 from gids.graphbolt.fetcher import keys_of, table_of
 from gids.loader import FeatureLoader
@@ -83,7 +83,7 @@ class Feature(_ReadOnly, gb.Feature):  # type: ignore[misc]  # GraphBolt has no 
         """
         if ids is None:
             rows = self.table.read_rows(torch.arange(self.table.row_count))
-            return rows.to(out_dtype_of(self.table, self.feature_loader.dtype))
+            return converted(rows, self.table, out_dtype_of(self.table, self.feature_loader.dtype))
         ids = ids.to(self.feature_loader.device, torch.int64)
         name = self.table.name
         with self.feature_loader.attach([ids], lambda rows: {name: rows}) as stream:

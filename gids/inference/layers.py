@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gids.cache.output_dtype import out_dtype_of, out_row_bytes
+from gids.cache.output_dtype import converted, out_dtype_of, out_row_bytes
 from gids.errors import MemoryBudgetError
 from gids.sampler import Block, Minibatch, Neighbor, Topology
 from gids.store import Table
@@ -327,7 +327,8 @@ class EdgeFeatures:
         if not self.tables:
             return ()
         by_relation = {
-            r: rows[name].to(out_dtype_of(self.tables[name], self._dtype)) for r, name in self._names.items()
+            r: converted(rows[name], self.tables[name], out_dtype_of(self.tables[name], self._dtype))
+            for r, name in self._names.items()
         }
         return (per_type(by_relation, self._homogeneous),)
 
@@ -375,6 +376,10 @@ class Inputs:
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
         """The rows of nodes, or their ids, for a layer, by type."""
+
+        def of(ntype: str) -> torch.Tensor:
+            return converted(rows[ntype], self._nodes[ntype], self._dtypes[ntype])
+
         if self._targets is not None:
-            return {t: rows[t].to(self._dtypes[t]) for t in self._nodes}
-        return {t: rows[t].to(self._dtypes[t]) if t in self._nodes else ids.to(device) for t, ids in nodes}
+            return {t: of(t) for t in self._nodes}
+        return {t: of(t) if t in self._nodes else ids.to(device) for t, ids in nodes}

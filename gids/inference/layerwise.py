@@ -102,8 +102,9 @@ def layerwise(
         model: a list of layers, each called as layer(block, h_src) -> h_dst; or a function of (i, block,
             h_src), with layer_count. block: a gids.sampler.Block of all in-edges of some nodes. h_src: the
             rows of its sources; the first block.num_dst belong to its destinations. h_dst: [num_dst, …]. In a
-            dataset with several types, block is a dictionary by relation, h_src and h_dst by node type. Only
-            one type has destinations at a time. Later layers get no rows of a type that is not in h_dst.
+            dataset with several types, or with nodes by type, block is a dictionary by relation, h_src and
+            h_dst by node type. Only one type has destinations at a time; if no relation leads to it, all its
+            rows of h_src are of them. Later layers get no rows of a type that is not in h_dst.
         source: from gids.open(...), or the path of a dataset or a FeatureStore, with default options. Its
             memory (device_memory on CUDA) holds the cache, input rows and sampled blocks, but not the model
             and the returned output.
@@ -140,7 +141,9 @@ def layerwise(
     opened_source.refuse_parts("gids.inference")
     layers = Layers(model, layer_count)
     graphs = graphs_of(opened)
-    homogeneous = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]
+    within_one = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]
+    by_type = isinstance(nodes, Mapping) or (nodes is None and len(opened.node_types) > 1)
+    homogeneous = within_one and not by_type
     topology = Topology(graphs[0] if homogeneous else graphs)
     asked = _Asked(topology, nodes)
     if output is not None:
@@ -220,8 +223,8 @@ class _Asked:
         self, topology: Topology, nodes: torch.Tensor | Mapping[str, torch.Tensor | None] | None
     ) -> None:
         self._homogeneous = topology.homogeneous
-        if nodes is not None and isinstance(nodes, Mapping) == self._homogeneous:
-            cure = "int64[n]" if self._homogeneous else "a dictionary, node type -> int64[n] or None"
+        if nodes is not None and not self._homogeneous and not isinstance(nodes, Mapping):
+            cure = "a dictionary, node type -> int64[n] or None"
             raise TypeError(f"nodes must be {cure} (got {type(nodes).__name__})")
         by_type = nodes if isinstance(nodes, Mapping) else dict.fromkeys(topology.node_types, nodes)
         self.nodes: dict[str, Nodes] = {}
@@ -307,7 +310,16 @@ class Run:
                 if span.ntype not in left_out:
                     h_src = inputs.for_layer(self._nodes(item), rows, self._torch_device)
                     block, edge_rows = block_on(minibatch, self._torch_device), inputs.edges.for_layer(rows)
-                    returned = self._layers(index, block, per_type(h_src, homogeneous), *edge_rows)
+                    try:
+                        returned = self._layers(index, block, per_type(h_src, homogeneous), *edge_rows)
+                    except KeyError as error:
+                        lacking = set(self._near.topology.node_types) - h_src.keys()
+                        if error.args and error.args[0] in lacking:
+                            error.add_note(
+                                f"layer {index} has no rows of type {error.args[0]!r}, because the layer "
+                                "before returned none: return them there, or skip relations from that type"
+                            )
+                        raise
                     count = span.stop - span.start
                     h_dst = output_of(returned, index, span.ntype, count, by_type=not homogeneous)
                     if h_dst is None and span.ntype not in shapes:
@@ -356,7 +368,7 @@ class Run:
             return pages_bytes + order_bytes(tables) + SMALL_BYTES + queue
         shards = [shard for t in tables for shard in t.shard_paths]
         depth = options.queue_depth or queue_depth(shards, options.engine)
-        bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
+        bounce = bounce_pool_bytes(tables, depth, self._memory_bytes) if tables else 0
         return int(bounce + pages_bytes)
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:

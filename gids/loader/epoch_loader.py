@@ -38,6 +38,7 @@ from gids.loader.row_source import (
 )
 from gids.loader.sampling import Epoch, EpochSampling, EpochSeeds, SampleStream, layered_of
 from gids.loader.source import Dataset, as_row_source
+from gids.loader.stats import NO_ROWS
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler, chosen_seed
@@ -430,8 +431,8 @@ class EpochLoader(Closing, ABC):
         """
         if self._last_stats is not None:
             return self._last_stats
-        result = self._features.stats_of(self._learned) if self._features is not None else {}
-        memory = dict(result.get("memory", {}))
+        result = self._features.stats_of(self._learned) if self._features is not None else NO_ROWS
+        memory = dict(result["memory"])
         memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
         memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)
         memory["sampler"] = int(getattr(self.sampler, "nbytes", 0))

@@ -22,7 +22,14 @@ import torch
 
 from gids import _core, cuda
 from gids.cache import page_heat
-from gids.cache.budget import OTHERS, Sizes, available_bytes, longest_read_bytes, row_orders
+from gids.cache.budget import (
+    OTHERS,
+    Sizes,
+    affordable_depth,
+    available_bytes,
+    longest_read_bytes,
+    row_orders,
+)
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing, OwnLock
@@ -37,6 +44,7 @@ from gids.loader.memory import (
     Placement,
     Rows,
     check_minibatch_rows,
+    few_lines,
     larger,
     memory_line,
 )
@@ -123,7 +131,10 @@ class FeatureLoader(Closing):
         }
         on_cpu = self.device.type == "cpu"
         shards = [shard for t in self.tables for shard in t.shards]
+        # On a device, no more requests are in flight than staging holds.
+        budget = self.source.memory if on_cpu else 8 * options.staging
         depth = options.queue_depth or queue_depth(shards, options.engine)
+        depth = affordable_depth(self.tables, depth, budget)
         self._engine: Engine = open_engine(
             shards,
             kind=options.engine,
@@ -131,11 +142,7 @@ class FeatureLoader(Closing):
             threads=options.io_threads or 0,
             reads_per_s=options.reads_per_s or 0,
             direct=options.direct,
-            max_read_bytes=longest_read_bytes(
-                self.tables,
-                memory_bytes=options.memory if on_cpu else None,
-                queue_depth=depth,
-            ),
+            max_read_bytes=longest_read_bytes(self.tables, memory_bytes=budget, queue_depth=depth),
         )
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
@@ -493,7 +500,7 @@ class FeatureLoader(Closing):
             "gather": total("gather_s") + packs["seconds"]["gather"],
             "read": io["busy_s"],
         }
-        result["memory"] = self._packs.memory() or self._placement.memory()
+        result["memory"] = {"lines": 0} | (self._packs.memory() or self._placement.memory())
         # The plan of a machine has room for the next epoch.
         if self._packs.machine is None and (next_bytes := self._packs.next_bytes):
             result["memory"]["packs to come"] = next_bytes
@@ -574,7 +581,8 @@ class FeatureLoader(Closing):
             self._placement.cache = None
 
     def __repr__(self) -> str:
-        return f"FeatureLoader({self.store.name!r}, {[t.name for t in self.tables]}, {str(self.device)!r})"
+        tables = [t.name for t in self.tables]
+        return f"FeatureLoader({self.store.name!r}, {tables}, {str(self.device)!r}, dtype={self.dtype})"
 
     def __getstate__(self) -> None:
         raise TypeError(
@@ -638,6 +646,8 @@ class FeatureLoader(Closing):
             placement.leave_to_others(kept_bytes + self._packs.next_bytes)
         first = placement.plan is None
         placement.build(sizes, heats)
+        if first and (line := few_lines(placement, sizes)):
+            log.warning(line)
         assert placement.plan is not None
         wanted, available = sum(placement.plan.purposes.values()), available_bytes()
         wanted -= placement.plan.purposes.get(OTHERS, 0)

@@ -575,6 +575,28 @@ def memory_line(placement: Placement, wanted: Sizes) -> str:
     return f"{said}. {advice}" if advice else said
 
 
+def few_lines(placement: Placement, wanted: Sizes) -> str:
+    """The warning about lines for less than half of a minibatch's pages; "" if there are more, or if cache=
+    does not allow more."""
+    plan, needed = placement.plan, wanted.page_bytes // 2
+    assert plan is not None
+    if plan.capped or _line_bytes(placement, plan) >= needed:
+        return ""
+    enough = _memory_for(placement, wanted, lambda other: _line_bytes(placement, other) >= needed)
+    lines, pages = format_bytes(_line_bytes(placement, plan)), format_bytes(wanted.page_bytes)
+    return (
+        f"{placement.option}={placement.memory_bytes} leaves {lines} for the cache, and a minibatch reads "
+        f"pages of {pages}: most pages are read again for each minibatch. Give {placement.option}={enough} "
+        "or more, or use smaller minibatches"
+    )
+
+
+def _line_bytes(placement: Placement, plan: MemoryPlan) -> int:
+    """Of all lines, on the device and on the host."""
+    count = {t.name: plan.lines[t.name] + plan.host_lines.get(t.name, 0) for t in placement.tables}
+    return sum(count[t.name] * t.page_bytes for t in placement.tables)
+
+
 def _what_helps(placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
     if plan.capped:
         return ""

@@ -63,7 +63,8 @@ class Tuning:
             queue depth. window + planned is at most 24.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
-        queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD.
+        queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD. Fewer if their buffers would take
+            more than an eighth of the memory.
         io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, or per 400,000
             of reads_per_s if that is more, at most one per core; with ``"threads"``, one per request of
             queue_depth; with ``"mmap"``, one per core.

@@ -277,9 +277,12 @@ class PackChooser:
         self._learned.choices.append(choice)
 
     def _layout(self, sampled: SampledAhead[Any], memory_bytes: int, overlap: bool) -> Layout | None:
-        """The cheapest layout; None if packs do not fit. Raises StorageError if scratch cannot be written."""
+        """The cheapest layout; None if packs do not fit, or, with reads="auto", if a sweep is for fewer than
+        EARLY minibatches. Raises StorageError if scratch cannot be written."""
         plan = self._plan(sampled, memory_bytes, overlap)
-        return None if plan is None else self._work(sampled, plan).choose()
+        layout = None if plan is None else self._work(sampled, plan).choose()
+        few = layout is not None and len(sampled.spool) < EARLY * layout.sweeps and layout.sweeps > 1
+        return None if few and self._packs.options.reads == "auto" else layout
 
     def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
         return Work(
@@ -329,9 +332,10 @@ class PackChooser:
             return
         enough = self._enough(sampled, memory_bytes)
         features_bytes = sum(t.page_count * t.page_bytes for t in self._packs.tables)
-        if self._packs.device is None and enough >= features_bytes:
-            return  # all features fit into so much memory: they would not be read by packs
-        log.warning(
+        # With as much memory as all features take, they would not be read by packs.
+        pays = self._packs.device is not None or enough < features_bytes
+        log.log(
+            logging.WARNING if pays else logging.INFO,
             "memory=%d (%s) is too small for packs, so rows are read at random%s: with %s packs would take "
             "about %.0f s",
             memory,
@@ -378,8 +382,10 @@ def _pays(packed_s: float, random_s: float) -> bool:
 
 
 def _advice(enough_bytes: int) -> str:
-    """enough_bytes: of host memory, 0 if device memory lacks."""
-    return f"memory={advised_bytes(enough_bytes)}" if enough_bytes else "more device_memory="
+    """enough_bytes: of host memory, 0 if device memory or scratch lacks."""
+    return (
+        f"memory={advised_bytes(enough_bytes)}" if enough_bytes else "more device_memory= or scratch_bytes="
+    )
 
 
 def _room(count: int) -> int:

@@ -19,6 +19,7 @@ from gids.loader.learned import Choice, Learned, NextEpoch
 from gids.loader.options import Options
 from gids.loader.readers import Gathered, Ids
 from gids.loader.row_source import Lender
+from gids.loader.stats import PACK_COUNTERS, PACK_SECONDS
 from gids.packs import (
     DiskRates,
     OnDevice,
@@ -53,9 +54,7 @@ class PackReads:
         self.device, self._lender = device, lender
         self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
         self.machine: PackMachine | None = None
-        counted = "superbatches", "packs", "minibatches", "bytes_read", "bytes_written"
-        self.counters = Counter(dict.fromkeys(counted, 0))
-        self.seconds = {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0}
+        self.counters, self.seconds = Counter(PACK_COUNTERS), dict(PACK_SECONDS)
         self.choices: list[Choice] = []
         self.next_epochs: weakref.WeakSet[NextEpoch] = weakref.WeakSet()
         self._scratch: Scratch | None = None

@@ -34,7 +34,7 @@ from gids.errors import MemoryBudgetError
 from gids.io.disks import device_of
 from gids.loader.options import Options
 from gids.loader.ranks import Ranks
-from gids.loader.stats import PRESENT, Stats, added
+from gids.loader.stats import NO_ROWS, PRESENT, Stats, added
 from gids.packs import Scratch, find_scratch
 from gids.sampler import Minibatch, Topology
 from gids.sizes import format_bytes
@@ -131,7 +131,7 @@ class Lender:
         """The FeatureLoaders that several loaders may use, by what they load."""
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # that read no rows
         self._scratches: dict[Hashable, Scratch] = {}  # by the options, and the file system
-        self._ended: Stats = {}  # of closed loaders
+        self._ended: Stats = NO_ROWS  # of closed loaders
         self.closed = False
 
     def scratch(self, options: Options, shards: Sequence[Path]) -> Scratch | None:

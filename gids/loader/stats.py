@@ -12,6 +12,15 @@ Stats = Mapping[str, Any]
 PRESENT = ("seed", "memory", "window", "planned", "policy", "heat", "engine", "scratch")
 """Entries that say how things are, and count nothing of one loader."""
 
+PACK_COUNTERS = dict.fromkeys(("superbatches", "packs", "minibatches", "bytes_read", "bytes_written"), 0)
+PACK_SECONDS = dict.fromkeys(("cut", "sweep", "wait", "gather"), 0.0)
+
+NO_ROWS: Stats = {
+    "memory": {"lines": 0},
+    "packs": {**PACK_COUNTERS, "seconds": PACK_SECONDS, "choices": [], "scratch": []},
+}
+"""What the stats() of a loader without tables have too."""
+
 _STAGES = ("sample", "plan", "wait", "gather")
 
 

@@ -42,7 +42,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class Layout:
-    """A cut, and its predicted seconds for all spooled minibatches.
+    """A cut, and its predicted seconds and sweeps for all spooled minibatches.
 
     packs: (minibatch after its last one, rows of each table) of each; packs with the same end are parts of
     one minibatch. lists: row lists of each table, by pack, of the first packs; superbatches take them.
@@ -51,6 +51,7 @@ class Layout:
     resident: Resident
     packs: tuple[tuple[int, tuple[int, ...]], ...]
     predicted_s: float
+    sweeps: int
     lists: dict[int, list[_core.RowList]] = field(default_factory=dict)
 
 
@@ -86,7 +87,8 @@ class Work:
             self._cut([whole], len(self.spool))
             if whole.fits:
                 lists = dict(enumerate(whole.cutter.take_lists()))
-                return Layout(whole.resident, whole.packs(), self._price(whole, 1), lists)
+                sweeps = self._sweeps(whole, 1)
+                return Layout(whole.resident, whole.packs(), self._price(whole, 1), sweeps, lists)
             trials.remove(best)  # a later minibatch is larger than the first ones
         return None
 
@@ -102,9 +104,8 @@ class Work:
     def _price(self, trial: _Trial, times: float) -> float:
         """Predicted seconds for `times` as many minibatches as were cut."""
         rates, cut = self.rates, trial.packs()
-        packed = [times * sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
-        packed_bytes = self._nbytes(packed)
-        sweep_s = self._sweeps(trial, packed, times) * sweep_seconds(self.tables, self._wanted, rates)
+        packed_bytes = self._nbytes(trial.packed(times))
+        sweep_s = self._sweeps(trial, times) * sweep_seconds(self.tables, self._wanted, rates)
         write_s = packed_bytes / max(1.0, rates.write_bytes_per_s)
         read_s = rates.packed_s(packed_bytes + self.spool.bytes_written)
         # Two packs are read while others are trained; the other parts of a minibatch when it is due.
@@ -112,9 +113,9 @@ class Work:
         late = 1 - min(1.0, ahead_bytes / max(1, packed_bytes))
         return float(sweep_s + write_s + max(read_s, self.consumer_s) + late * min(read_s, self.consumer_s))
 
-    def _sweeps(self, trial: _Trial, packed: Sequence[float], times: float) -> int:
-        """Sweeps to scratch for all packs, which have so many rows of each table."""
-        cut = trial.packs()
+    def _sweeps(self, trial: _Trial, times: float) -> int:
+        """Sweeps to scratch for `times` as many minibatches as were cut."""
+        cut, packed = trial.packs(), trial.packed(times)
         nbytes = self._nbytes(packed)
         lists = self._lists_bytes(packed, times * len(cut))
         consumer_bytes = self.plan.purposes["outputs"] // 2  # beside all sweeps but the first
@@ -189,6 +190,10 @@ class _Trial:
 
     def packs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         return tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
+
+    def packed(self, times: float) -> list[float]:
+        """Rows of each table in the packs of `times` as many minibatches."""
+        return [times * sum(rows) for rows in zip(*(rows for _, rows in self.packs()), strict=True)]
 
 
 def sweep_seconds(tables: Sequence[Table], rows: Sequence[int], rates: DiskRates) -> float:

@@ -21,7 +21,7 @@ import torch
 
 from gids import _core
 from gids.cache.device.state import HostArray, check_memory, row_copy
-from gids.cache.output_dtype import out_dtype_of, row_form
+from gids.cache.output_dtype import out_dtype_of, overflow_error, row_form
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.cuda.host_memory import prefer_node
 from gids.packs.memory import (
@@ -239,6 +239,7 @@ class DeviceRows(RowMemory):
         device.preload(_UNIT)
         self._dtypes: dict[str, torch.dtype] = {}
         self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}
+        self._tables, self._narrows = list(tables), False
         with device.use(self.stream):
             self.memory = device.allocate(plan.pack_bytes // ALIGNMENT * ALIGNMENT)
             self._resident, *self._halves = (
@@ -251,13 +252,14 @@ class DeviceRows(RowMemory):
                     scales = torch.from_numpy(form.scales).to(device.torch_device)
                 self._dtypes[t.name] = out_dtype_of(t, output_dtype)
                 self._row_copies[t.name] = (*row_copy(form), scales)
+                self._narrows |= form.narrows
         self._kept: Sequence[_core.RowSet] | None = None
         self._staging = Staging(device, plan.staging_bytes)
         self._most_rows = most_rows = sum(output_rows.values())
         self._numbers = HostArray(device, 4 * SENT * most_rows)
         self._sent: deque[Event] = deque()
         self._turn = 0
-        self._fault = HostArray(device, 8)
+        self._fault = HostArray(device, 8 * (1 + len(tables)))  # a row in no pack; overflow of each table
         self._consumed: deque[Event] = deque()  # of torch's stream, when a minibatch was asked for
         self._output_bytes: deque[int] = deque(maxlen=DEVICE_OUTPUTS)  # of the last minibatches
         self._peak_output_bytes = 0
@@ -322,6 +324,9 @@ class DeviceRows(RowMemory):
                 self._launch(one, numbers[one.table.name], out)
                 outputs[one.table.name] = out
         current.wait_event(self.stream.record_event())
+        if self._narrows:  # an overflow is raised with its minibatch
+            self.stream.synchronize()
+            self._check_fault()
         for out in outputs.values():
             self.device.hand_over(out, self.stream, current)
         self._output_bytes.append(sum(out.nbytes for out in outputs.values()))
@@ -382,15 +387,20 @@ class DeviceRows(RowMemory):
             one.table.row_bytes,
             out,
             *self._row_copies[one.table.name],
+            self._fault.address + 8 * (1 + self._tables.index(one.table)),
             self._fault.address,
         )
 
     def _check_fault(self) -> None:
-        """Raise AssertionError if a kernel that has run found a row in no pack."""
-        fault = int(self._fault.bytes.view(np.uint64)[0])
+        """Raise AssertionError if a kernel that has run found a row in no pack, OverflowError if a finite
+        value became infinite."""
+        fault, *overflowed = self._fault.bytes.view(np.uint64).tolist()
+        self._fault.bytes[:] = 0  # raised once
         if fault:
-            self._fault.bytes[:] = 0  # raised once
             raise AssertionError(f"row {fault - 1} of a minibatch is in no pack")
+        for table, over in zip(self._tables, overflowed, strict=True):
+            if over:
+                raise overflow_error(table, self._dtypes[table.name])
 
 
 def _release(

@@ -17,7 +17,7 @@ import torch
 
 from gids import _core
 from gids.cache.budget import row_orders
-from gids.cache.output_dtype import Bytes, Outputs
+from gids.cache.output_dtype import Bytes, Outputs, overflow_error
 from gids.packs.spool import Rows
 from gids.store import Table
 from gids.store.geometry import align_up, div_ceil
@@ -426,7 +426,7 @@ class HostRows(RowMemory):
                     outputs[table.name] = (table, self._outputs.take(table, len(rows)))
                     missing[table.name] = len(rows)
                 form = self._outputs.forms[table.name]
-                left = _core.gather_packed(
+                left, overflowed = _core.gather_packed(
                     self._workers,
                     rows,
                     [(rows_of_pack, memory, at) for rows_of_pack, at in holders],
@@ -437,6 +437,8 @@ class HostRows(RowMemory):
                     scales=form.scales,
                     out=outputs[table.name][1],
                 )
+                if overflowed:
+                    raise overflow_error(table, self._outputs.dtypes[table.name])
                 missing[table.name] -= len(rows) - left
         if any(missing.values()):
             raise AssertionError(f"rows are in no pack, or in two: {dict(missing)}")

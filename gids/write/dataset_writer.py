@@ -305,8 +305,8 @@ class DatasetWriter:
         """Write the topology of a relation as in-edges (CSC).
 
         The sources of destination v are indices[indptr[v]:indptr[v + 1]]. num_src: required unless the source
-        type is declared. edge_ids: the id of each edge in that order. Raises FormatError for an invalid
-        indptr or an id out of range.
+        type is declared. edge_ids: the id of each edge in that order. index_dtype: "int64", "int32", or
+        "auto": int32 where it fits. Raises FormatError for an invalid indptr or an id out of range.
         """
         indptr, indices = as_rows(indptr), as_rows(indices)
         ids = None if edge_ids is None else as_rows(edge_ids)

@@ -20,6 +20,13 @@ from gids.write.files import ArrayFile
 _PIECE_BYTES = 8 << 20
 
 
+def chosen_index_dtype(index_dtype: str, num_src: int, edge_count: int) -> str:
+    """index_dtype; of "auto": int32 where all numbers fit."""
+    if index_dtype != "auto":
+        return index_dtype
+    return "int32" if max(num_src, edge_count) <= 1 << 31 else "int64"
+
+
 class GraphWriter(Closing):
     """The files of one relation. Use as a context manager; call one of the two write methods once.
 
@@ -43,6 +50,7 @@ class GraphWriter(Closing):
         dedup: bool = False,
         time_dtype: str | None = None,
     ) -> None:
+        index_dtype = chosen_index_dtype(index_dtype, num_src, edge_count)
         if index_dtype == "int32" and max(num_src, edge_count) > 1 << 31:
             raise FormatError(
                 f"int32 is too small for {num_src} nodes and {edge_count} edges: use int64 indices"

@@ -80,6 +80,7 @@ nb::dict device_counters() {
   d["evictions"] = offsetof(Counters, evictions) / sizeof(u64);
   d["failures"] = offsetof(Counters, failures) / sizeof(u64);
   d["unresolved"] = offsetof(Counters, unresolved) / sizeof(u64);
+  d["overflowed"] = offsetof(Counters, overflowed) / sizeof(u64);
   return d;
 }
 

@@ -144,9 +144,10 @@ nb::dict sweep_result(const RunningSweep& sweep) {
   return d;
 }
 
-u64 gather(cache::Workers& workers, RowIds ids,
-           const std::vector<std::tuple<std::shared_ptr<RowSet>, std::shared_ptr<PackMemory>, u64>>& holders,
-           u32 row_bytes, u64 stored_as, u64 wanted_as, u32 row_values, std::optional<Scales> scales, Rows out) {
+using Holders = std::vector<std::tuple<std::shared_ptr<RowSet>, std::shared_ptr<PackMemory>, u64>>;
+
+std::tuple<u64, bool> gather(cache::Workers& workers, RowIds ids, const Holders& holders, u32 row_bytes, u64 stored_as,
+                             u64 wanted_as, u32 row_values, std::optional<Scales> scales, Rows out) {
   cache::RowForm form;
   form.from = static_cast<ValueType>(stored_as);
   form.to = static_cast<ValueType>(wanted_as);
@@ -363,7 +364,8 @@ void bind_packs(nb::module_& m) {
 
   m.def("gather_packed", &gather, "workers"_a, "ids"_a.noconvert(), "holders"_a, nb::kw_only(), "row_bytes"_a,
         "stored_as"_a, "wanted_as"_a, "row_values"_a, nb::arg("scales").noconvert() = nb::none(), "out"_a.noconvert(),
-        "Copies rows from the first (RowSet, PackMemory, offset) that has them; returns how many none has.");
+        "Copies rows from the first (RowSet, PackMemory, offset) that has them. Returns how many none has, and whether "
+        "a finite value became infinite.");
 }
 
 }  // namespace gids

@@ -38,25 +38,27 @@ T load(const std::byte* p) {  // rows have any alignment
   return value;
 }
 
-// Values [first, values) of one row.
+// Values [first, values) of one row. Like all of these, returns whether a finite value became infinite.
 template <ValueType From, ValueType To>
-void convert_row(const RowForm& form, const std::byte* row, std::byte* out, size_t first) {
+bool convert_row(const RowForm& form, const std::byte* row, std::byte* out, size_t first) {
   using Stored = typename Value<From>::Type;
   using Wanted = typename Value<To>::Type;
   Float32 scale{};
   if constexpr (From == int8_by_row) scale = load<Float32>(row + scale_offset(form.values));
+  bool overflowed = false;
   for (size_t i = first; i < form.values; ++i) {
     const Stored stored = load<Stored>(row + i * sizeof(Stored));
     Wanted wanted;
     if constexpr (From == int8_by_row) {
-      widen(stored, scale, wanted);
+      overflowed |= widen(stored, scale, wanted);
     } else if constexpr (From == int8_by_column) {
-      widen(stored, Float32{__builtin_bit_cast(u32, form.scales[i])}, wanted);
+      overflowed |= widen(stored, Float32{__builtin_bit_cast(u32, form.scales[i])}, wanted);
     } else {
-      convert(stored, wanted);
+      overflowed |= overflows(stored, wanted);
     }
     std::memcpy(out + i * sizeof(Wanted), &wanted, sizeof wanted);
   }
+  return overflowed;
 }
 
 #if defined(__x86_64__)
@@ -105,45 +107,61 @@ GIDS_AVX2 inline void store8(std::byte* out, size_t i, __m256 values) {
 }
 
 template <ValueType From, ValueType To, bool streaming>
-GIDS_AVX2 void convert_row_by_eight(const RowForm& form, const std::byte* row, std::byte* out) {
+GIDS_AVX2 bool convert_row_by_eight(const RowForm& form, const std::byte* row, std::byte* out) {
   __m256 scale = _mm256_setzero_ps();
   if constexpr (From == int8_by_row) scale = _mm256_set1_ps(load<float>(row + scale_offset(form.values)));
   const size_t whole = form.values / 8 * 8;
-  for (size_t i = 0; i < whole; i += 8) store8<To, streaming>(out, i, load8<From>(form, row, i, scale));
-  if (whole < form.values) convert_row<From, To>(form, row, out, whole);
+  // From this magnitude on, a finite value becomes infinite. As signed integers, magnitudes + above are negative from
+  // infinity on, so that the largest is of a finite value.
+  constexpr u32 limit = To == float16 ? 0x477FF000 : 0x7F7F8000, above = 0x80000000u - 0x7F800000u;
+  __m256i largest = _mm256_setzero_si256();
+  for (size_t i = 0; i < whole; i += 8) {
+    const __m256 values = load8<From>(form, row, i, scale);
+    store8<To, streaming>(out, i, values);
+    if constexpr (To != float32) {
+      const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(values), _mm256_set1_epi32(0x7FFFFFFF));
+      largest = _mm256_max_epi32(largest, _mm256_add_epi32(magnitude, _mm256_set1_epi32(above)));
+    }
+  }
+  const __m256i over = _mm256_cmpgt_epi32(largest, _mm256_set1_epi32(static_cast<int>(limit + above - 1)));
+  const bool overflowed = !_mm256_testz_si256(over, over);
+  return (whole < form.values && convert_row<From, To>(form, row, out, whole)) || overflowed;
 }
 #endif
 
 template <class Convert>
-void convert_each(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows,
+bool convert_each(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows,
                   Convert convert) {
   for (size_t i = 0; i < std::min(rows, rows_ahead); ++i) prefetch_row(from[i], form.row_bytes);
+  bool overflowed = false;
   for (size_t i = 0; i < rows; ++i) {
     if (i + rows_ahead < rows) prefetch_row(from[i + rows_ahead], form.row_bytes);
-    convert(from[i], to[i]);
+    overflowed |= convert(from[i], to[i]);
   }
+  return overflowed;
 }
 
 template <ValueType From, ValueType To>
-void convert_as(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows, bool streaming) {
+bool convert_as(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows, bool streaming) {
 #if defined(__x86_64__)
   if (has_vectors) {
     if (streaming && rows && form.out_row_bytes() % 32 == 0 && reinterpret_cast<uintptr_t>(to[0]) % 32 == 0) {
-      convert_each(form, from, to, rows, [&](auto* f, auto* t) { convert_row_by_eight<From, To, true>(form, f, t); });
+      const bool overflowed = convert_each(
+          form, from, to, rows, [&](auto* f, auto* t) { return convert_row_by_eight<From, To, true>(form, f, t); });
       _mm_sfence();  // streamed stores are not ordered with the release that hands the rows over
-    } else {
-      convert_each(form, from, to, rows, [&](auto* f, auto* t) { convert_row_by_eight<From, To, false>(form, f, t); });
+      return overflowed;
     }
-    return;
+    return convert_each(form, from, to, rows,
+                        [&](auto* f, auto* t) { return convert_row_by_eight<From, To, false>(form, f, t); });
   }
 #endif
   (void)streaming;
-  convert_each(form, from, to, rows, [&](auto* f, auto* t) { convert_row<From, To>(form, f, t, 0); });
+  return convert_each(form, from, to, rows, [&](auto* f, auto* t) { return convert_row<From, To>(form, f, t, 0); });
 }
 
 }  // namespace
 
-void convert_rows(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows,
+bool convert_rows(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows,
                   bool streaming) {
   switch (form.from | form.to << 8) {
     case float32 | float16 << 8: return convert_as<float32, float16>(form, from, to, rows, streaming);
@@ -158,7 +176,7 @@ void convert_rows(const RowForm& form, const std::byte* const* from, std::byte* 
     case int8_by_column | float32 << 8: return convert_as<int8_by_column, float32>(form, from, to, rows, streaming);
     case int8_by_column | float16 << 8: return convert_as<int8_by_column, float16>(form, from, to, rows, streaming);
     case int8_by_column | bfloat16 << 8: return convert_as<int8_by_column, bfloat16>(form, from, to, rows, streaming);
-    default: return copy_rows(from, to, rows, form.row_bytes, streaming);
+    default: return copy_rows(from, to, rows, form.row_bytes, streaming), false;
   }
 }
 

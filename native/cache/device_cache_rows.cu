@@ -67,7 +67,7 @@ extern "C" __global__ __launch_bounds__(256,
 
 // Rows of the round's pages that won no line, from where the round read them to.
 extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_round(
-    const device::Table* table, const device::Counters* counters, const device::Misses* misses, u64 first,
+    const device::Table* table, device::Counters* counters, const device::Misses* misses, u64 first,
     u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer, const int* errors, const u64* statuses,
     const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, const float* scales) {
   if (counters->bypasses == 0) return;
@@ -76,7 +76,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_round(
   const device::Round round{pair, number, buffer, errors, statuses, t.page_bytes};
   const u64 size = round_size(*counters, first, round_max);
   if (size == 0) return;
-  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales, &counters->overflowed}, [&](u64 i) -> u64 {
     if (!t.holds(ids[i])) return 0;
     const u64 page = t.page_of(ids[i]);
     if (word::state_of(t.words[page]) == gids::PageState::resident) return 0;
@@ -89,11 +89,12 @@ extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_round(
 }
 
 // Rows that are in lines in host memory: bounded by the bus, so that a few blocks do.
-extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_host_lines(const device::Table* table, const i64* ids,
+extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_host_lines(const device::Table* table,
+                                                                            device::Counters* counters, const i64* ids,
                                                                             u64 n, u8* out, u64 as, u64 row_items,
                                                                             u64 out_row_bytes, const float* scales) {
   const device::Table t = *table;
-  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales, &counters->overflowed}, [&](u64 i) -> u64 {
     if (!t.holds(ids[i])) return 0;
     const u64 w = t.words[t.page_of(ids[i])];
     if (word::state_of(w) != gids::PageState::resident || word::line_of(w) < t.device_lines) return 0;
@@ -109,7 +110,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_lines(
     const device::Table* table, device::Counters* counters, const device::Misses* misses, const i64* ids, u64 n,
     u8* out, u64 as, u64 row_items, u64 out_row_bytes, const float* scales, i64* left) {
   const device::Table t = *table;
-  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales, &counters->overflowed}, [&](u64 i) -> u64 {
     const i64 id = ids[i];
     if (!t.holds(id)) {
       atomicMax(&counters->bad, ~i);

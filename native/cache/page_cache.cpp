@@ -116,6 +116,7 @@ class PageCache::Fill final : public io::Batch {
       if (rows_[position] != Row::delivered) to.push_back(position);
   }
   std::vector<Failure>& failures() { return failures_; }
+  bool overflowed() const { return overflowed_.load(std::memory_order_relaxed); }
   size_t bytes() const {
     return reads.capacity() * sizeof(io::Read) + (firsts_.capacity() + positions_.capacity()) * sizeof(u32) +
            rows_.capacity();
@@ -163,7 +164,8 @@ class PageCache::Fill final : public io::Batch {
       const u32 position = positions_[i];
       const std::byte* from = page + g.offset_in_page(ids_[position]);
       std::byte* to = row(position);
-      if (from != to) convert_rows(cache_.form_, &from, &to, 1, false);
+      if (from != to && convert_rows(cache_.form_, &from, &to, 1, false))
+        overflowed_.store(true, std::memory_order_relaxed);
       std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
     }
   }
@@ -176,6 +178,7 @@ class PageCache::Fill final : public io::Batch {
   std::vector<Row> rows_;       // by position; empty without such rows
   std::mutex failures_mutex_;
   std::vector<Failure> failures_;
+  std::atomic<bool> overflowed_{false};
 };
 
 struct PageCache::Flight {
@@ -186,6 +189,7 @@ struct PageCache::Flight {
   std::shared_ptr<Fill> fill;
   std::vector<u32> left;  // positions that gather_ready could not copy
   bool gathered = false;
+  bool overflowed = false;
 };
 
 PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, const Geometry& geometry,
@@ -273,7 +277,7 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
 
 // Copies rows whose words are RESIDENT. fill: rows that it has delivered are done; rows that it may still write are
 // left out, even if a later step has brought their pages into lines meanwhile.
-void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::vector<u32>& positions) {
+bool PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::vector<u32>& positions) {
   const size_t n = positions.size();
   const size_t row_bytes = form_.out_row_bytes();
   const bool streaming = ids.size() * row_bytes >= streaming_bytes;
@@ -283,6 +287,7 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
     size_t begin, end;
   };
   std::vector<Piece> left(div_ceil(n, grain));  // what stays of each piece, where it was
+  std::atomic<bool> overflowed{false};
   workers_->parallel_for(n, grain, [&](size_t begin, size_t end, u32) {
     size_t kept = begin;
     const std::byte* from[block_rows];
@@ -304,7 +309,7 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
           positions[kept++] = i;
         }
       }
-      convert_rows(form_, from, to, found, streaming);
+      if (convert_rows(form_, from, to, found, streaming)) overflowed.store(true, std::memory_order_relaxed);
     }
     left[begin / grain] = {begin, kept};
   });
@@ -312,6 +317,7 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
   for (const Piece& p : left)
     for (size_t k = p.begin; k < p.end; ++k) positions[kept++] = positions[k];
   positions.resize(kept);
+  return overflowed.load(std::memory_order_relaxed);
 }
 
 void PageCache::gather_ready(u64 step, std::byte* late_out) {
@@ -320,7 +326,7 @@ void PageCache::gather_ready(u64 step, std::byte* late_out) {
   if (!f.out && !f.ids.empty()) throw std::logic_error("gather_ready without an output");
   f.left.resize(f.ids.size());
   std::iota(f.left.begin(), f.left.end(), 0u);
-  copy_resident(f.ids, f.out, f.fill.get(), f.left);
+  f.overflowed |= copy_resident(f.ids, f.out, f.fill.get(), f.left);
   f.gathered = true;
 }
 
@@ -330,12 +336,12 @@ std::vector<Failure> PageCache::gather_rest(u64 step, const std::function<void()
   Flight& f = flight(step);
   if (!f.gathered || !f.fill->finished()) throw std::logic_error("gather_rest before gather_ready and wait_for");
   std::vector<u32> left = std::move(f.left);
-  copy_resident(f.ids, f.out, f.fill.get(), left);
-  return read_past_cache(f.ids, f.out, std::move(left), f.late ? 2 : 1, check);
+  f.overflowed |= copy_resident(f.ids, f.out, f.fill.get(), left) || f.fill->overflowed();
+  return read_past_cache(f.ids, f.out, std::move(left), f.late ? 2 : 1, f.overflowed, check);
 }
 
 std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions,
-                                                u32 tries, const std::function<void()>& check) {
+                                                u32 tries, bool overflowed, const std::function<void()>& check) {
   if (!positions.empty() && positions.size() > late_rows)  // a page's rows come together
     std::sort(positions.begin(), positions.end(), [&](u32 a, u32 b) { return ids[a] < ids[b]; });
   std::vector<Failure> failures;
@@ -347,6 +353,7 @@ std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::b
       engine_->wait(reads.oldest(), check);
       const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
       fill->add_undelivered(again);
+      overflowed |= fill->overflowed();
       failures.insert(failures.end(), fill->failures().begin(), fill->failures().end());
     };
     for (size_t begin = 0; begin < positions.size();) {
@@ -366,6 +373,7 @@ std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::b
     while (reads.count()) finish_one();
     positions = std::move(again);
   }
+  if (overflowed) failures.push_back({geometry_.first_file, 0, ERANGE});
   return failures;
 }
 
@@ -388,11 +396,12 @@ std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte
   Planner::check(ids, geometry_.row_count);
   std::vector<u32> left(ids.size());
   std::iota(left.begin(), left.end(), 0u);
+  bool overflowed;
   {
     std::lock_guard lock(plan_mutex_);  // no line changes hands while it is copied without a mark
-    copy_resident(ids, out, nullptr, left);
+    overflowed = copy_resident(ids, out, nullptr, left);
   }
-  return read_past_cache(ids, out, std::move(left), 1, check);
+  return read_past_cache(ids, out, std::move(left), 1, overflowed, check);
 }
 
 }  // namespace gids::cache

@@ -23,7 +23,7 @@
 
 namespace gids::cache {
 
-// A page whose read failed twice.
+// A page whose read failed twice; or, as ERANGE of the table's first file, a finite value that became infinite.
 struct Failure {
   u32 file;
   u64 offset;
@@ -92,10 +92,11 @@ class PageCache {
   const std::byte* row_in_line(u64 word, i64 id) const {
     return lines_->data() + size_t{word::line_of(word)} * geometry_.page_bytes + geometry_.offset_in_page(id);
   }
-  // Those of `positions` that are not copied stay in it.
-  void copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::vector<u32>& positions);
+  // Those of `positions` that are not copied stay in it. Returns whether a finite value became infinite.
+  bool copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::vector<u32>& positions);
+  // overflowed: whether a finite value became infinite before.
   std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions, u32 tries,
-                                       const std::function<void()>& check);
+                                       bool overflowed, const std::function<void()>& check);
 
   std::shared_ptr<io::Engine> engine_;
   std::shared_ptr<Workers> workers_;

@@ -8,13 +8,14 @@
 
 namespace gids::packs {
 
-u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders,
-           const cache::RowForm& form, std::byte* out) {
+std::tuple<u64, bool> gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders,
+                             const cache::RowForm& form, std::byte* out) {
   constexpr size_t block = 64, piece_bytes = 512 << 10;
   const size_t out_bytes = form.out_row_bytes();
   const bool streaming = ids.size() * out_bytes >= cache::streaming_bytes;
   const size_t grain = align_up(std::max<size_t>(1, piece_bytes / std::max<size_t>(1, out_bytes)), block);
   std::atomic<u64> missing{0};
+  std::atomic<bool> overflowed{false};
   workers.parallel_for(ids.size(), grain, [&](size_t begin, size_t end, u32) {
     std::array<const std::byte*, block> from;
     std::array<std::byte*, block> to;
@@ -34,11 +35,12 @@ u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Ho
         from[n] = holder->memory + holder->rows->rank(ids[i]) * form.row_bytes;
         to[n++] = out + i * out_bytes;
       }
-      cache::convert_rows(form, from.data(), to.data(), n, streaming);
+      if (cache::convert_rows(form, from.data(), to.data(), n, streaming))
+        overflowed.store(true, std::memory_order_relaxed);
     }
     if (absent) missing.fetch_add(absent, std::memory_order_relaxed);
   });
-  return missing.load(std::memory_order_relaxed);
+  return {missing.load(std::memory_order_relaxed), overflowed.load(std::memory_order_relaxed)};
 }
 
 }  // namespace gids::packs

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <tuple>
 
 #include "cache/convert_rows.h"
 #include "cache/workers.h"
@@ -17,8 +18,8 @@ struct Holder {
 };
 
 // Writes row ids[i], from the first holder that has it, to out + i * form.out_row_bytes(). Returns how many rows no
-// holder has; their bytes are arbitrary.
-u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders,
-           const cache::RowForm& form, std::byte* out);
+// holder has, whose bytes are arbitrary, and whether a finite value became infinite.
+std::tuple<u64, bool> gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders,
+                             const cache::RowForm& form, std::byte* out);
 
 }  // namespace gids::packs

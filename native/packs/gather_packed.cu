@@ -14,9 +14,9 @@ using gids::u8;
 extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_packed(
     const u64* resident_words, const u32* resident_ranks, const u8* resident, const u64* pack_words,
     const u32* pack_ranks, const u8* pack, const u32* rows, u64 n, u64 row_count, u64 row_bytes, u8* out, u64 as,
-    u64 row_items, u64 out_row_bytes, const float* scales, u64* fault) {
+    u64 row_items, u64 out_row_bytes, const float* scales, u64* overflowed, u64* fault) {
   const RankedRows kept{resident_words, resident_ranks}, packed{pack_words, pack_ranks};
-  gids::gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+  gids::gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales, overflowed}, [&](u64 i) -> u64 {
     const u64 row = rows[i];
     if (row < row_count) {
       if (packed.contains(row)) return reinterpret_cast<u64>(pack) + packed.rank(row) * row_bytes;

@@ -136,6 +136,15 @@ def several_tables(
 
 def run(cache: Cache, batches: Sequence[Batch], window: int, planned: int) -> Iterator[Batch]:
     """The features of each minibatch, in the loader's order: plan ahead of gathering."""
+    for features, error in gathered(cache, batches, window, planned):
+        assert error is None
+        yield features
+
+
+def gathered(
+    cache: Cache, batches: Sequence[Batch], window: int, planned: int
+) -> Iterator[tuple[Batch, Exception | None]]:
+    """What gather() returns for each minibatch, in the loader's order."""
     first = entered = planned_to = cache.next_step
     for t in range(first, first + len(batches)):
         while planned_to < min(first + len(batches), t + planned):
@@ -144,10 +153,9 @@ def run(cache: Cache, batches: Sequence[Batch], window: int, planned: int) -> It
                 entered += 1
             cache.plan(planned_to)
             planned_to += 1
-        features, error = cache.gather(t)
-        assert error is None
+        result = cache.gather(t)
         cache.retire(t)
-        yield features
+        yield result
 
 
 def rows_of(cache: Cache, table: RawTable, ids: torch.Tensor) -> torch.Tensor:

@@ -223,11 +223,30 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
 
 def test_a_small_budget_has_a_small_bounce_pool() -> None:
     pages = [Shape(page_bytes=512)]
-    assert budget.bounce_pool_bytes(pages, 256) == 256 * (32 << 10)
     for memory_bytes in (1 << 20, 32 << 20, 512_000_000, 8 << 30):
-        pool = budget.bounce_pool_bytes(pages, 256, memory_bytes=memory_bytes)
-        assert 256 * 512 <= pool <= max(256 * 512, memory_bytes // 64)
+        pool = budget.bounce_pool_bytes(pages, 256, memory_bytes)
+        assert 256 * 512 <= pool <= min(256 * (32 << 10), max(256 * 512, memory_bytes // 64))
         assert budget.longest_read_bytes([Shape()], memory_bytes=memory_bytes, queue_depth=256) >= 4096
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "memory_bytes", "asked", "depth"),
+    [
+        (16 << 20, 1 << 30, 256, 8),
+        (16 << 20, 1 << 30, 4, 4),
+        (16 << 20, 100 << 20, 256, 2),  # at least 2
+        (1 << 20, 1 << 30, 256, 128),
+        (1 << 20, 64 << 20, 1024, 8),
+        (4096, 8 << 20, 256, 256),
+        (4096, 1 << 20, 256, 32),
+    ],
+)
+def test_the_queue_depth_follows_from_memory(
+    page_bytes: int, memory_bytes: int, asked: int, depth: int
+) -> None:
+    pages = [Shape(page_bytes=512), Shape(page_bytes=page_bytes)]
+    assert budget.affordable_depth(pages, asked, memory_bytes) == depth
+    assert budget.bounce_pool_bytes(pages, asked, memory_bytes) == depth * page_bytes
 
 
 def test_the_lowest_limit_of_the_control_groups_counts(

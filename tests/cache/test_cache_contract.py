@@ -28,6 +28,7 @@ from cache_runs import (
     check,
     check_cancel,
     check_fault,
+    gathered,
     make_rows,
     marked,
     random_batches,
@@ -156,13 +157,47 @@ def test_converted_rows_equal_torch_bit_for_bit(
         values = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)  # all of them
     rows = values[: len(values) // dim * dim].reshape(-1, dim).clone()
     table = write_raw_table(tmp_path, rows)
-    got = rows_of(make(table, table.page_count // 2, output_dtype=to), table, torch.arange(len(rows)))
-    expected = rows.to(to)
+    cache, ids = make(table, table.page_count // 2, output_dtype=to), {table.name: torch.arange(len(rows))}
+    [(features, error)] = gathered(cache, [ids], 0, 1)
+    got, expected = features[table.name].cpu(), rows.to(to)
     assert got.dtype == to
+    assert (type(error) is OverflowError) == bool((expected.isinf() & rows.isfinite()).any())
     nan = expected.isnan()
     assert torch.equal(got.isnan(), nan)
     zeros = torch.zeros((), dtype=to)
     assert same_bits(torch.where(nan, zeros, got), torch.where(nan, zeros, expected))
+
+
+OVERFLOWS = [
+    (torch.float32, torch.float16, 65519.0, False),
+    (torch.float32, torch.float16, -65520.0, True),
+    (torch.bfloat16, torch.float16, 3e38, True),
+    (torch.float32, torch.bfloat16, -3.389e38, False),
+    (torch.float32, torch.bfloat16, 3.4e38, True),
+    (torch.float32, torch.float16, float("inf"), False),
+    (torch.bfloat16, torch.float16, float("-inf"), False),
+    (torch.float32, torch.float16, float("nan"), False),
+]
+"""Stored and wanted dtype, a value, and whether it is finite and becomes infinite."""
+
+
+@pytest.mark.parametrize(("lines", "host_lines"), [(0, 0), (9, 0), (4, 5), (60, 0)])
+def test_a_value_that_does_not_fit_is_an_error_of_the_minibatches_that_have_it(
+    tmp_path: Path, make: Make, lines: int, host_lines: int
+) -> None:
+    for number, (stored, to, value, fails) in enumerate(OVERFLOWS):
+        dim = [8, 7, 20][number % 3]
+        rows = torch.linspace(-9, 9, 60 * dim).view(60, dim).to(stored)
+        rows[41, number % dim] = value
+        table = write_raw_table(tmp_path, rows, page_bytes=512, name=f"_N.{number}")
+        cache = make(table, lines, host_lines, output_dtype=to)
+        wanted = [[3, 41], [0, 1, 2], range(60), [40, 42], [], [41]]
+        batches = [{table.name: torch.tensor(list(ids), dtype=torch.int64)} for ids in wanted]
+        for ids, (_, error) in zip(wanted, gathered(cache, batches, 2, 2), strict=True):
+            assert (type(error) is OverflowError) == (fails and 41 in ids)
+            assert error is None or f"{table.name!r} has a value that does not fit in {to}" in str(error)
+        for ids, batch in zip(wanted, batches, strict=True):
+            assert (type(cache.read_through(batch)[1]) is OverflowError) == (fails and 41 in ids)
 
 
 def test_integers_are_never_converted(tmp_path: Path, make: Make) -> None:

@@ -1,6 +1,7 @@
 """IGB and IGBH: edges of shape (E, 2), large files without headers."""
 
 import numpy as np
+import pytest
 from datasets import save_arrays
 from reader_example import assert_dataset, assert_graph, convert, refuses
 
@@ -72,6 +73,13 @@ def test_type_without_a_folder_is_counted_by_its_edges(tmp_path, capsys):
     assert store.num_nodes("fos") == topics[1].max() + 1
     assert_graph(store, ("paper", "topic", "fos"), *topics)
     assert "'fos' nodes have no features and no count" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loops", [(), ("--self-loops",)])
+def test_self_loops_are_advised_unless_asked_for(tmp_path, capsys, loops):
+    write(tmp_path / "i")
+    convert(tmp_path / "i", tmp_path / "i.gids", *loops)
+    assert ("use --self-loops" in capsys.readouterr().err) == (not loops)
 
 
 def test_full_size_has_labels_for_a_part(tmp_path, monkeypatch):

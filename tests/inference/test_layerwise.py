@@ -66,7 +66,7 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbors are up to 301 rows"):
-        layerwise(model, gids.open(one_type, memory=1200 << 10))
+        layerwise(model, gids.open(one_type, memory=1000 << 10))
     with pytest.raises(MemoryBudgetError, match="too small for blocks of four rows"):
         layerwise(model, gids.open(one_type, memory=1000))
     check_nothing_left(one_type)
@@ -227,7 +227,6 @@ def test_layers_that_return_no_output_raise(
         ({"nodes": torch.tensor([1500])}, IndexError, "nodes of '_N' run from 1500 to 1500; ids"),
         ({"nodes": torch.empty(0, dtype=torch.int64)}, ValueError, "nodes is empty"),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
-        ({"nodes": {"_N": None}}, TypeError, r"nodes must be int64\[n\] \(got dict\)"),
         ({"nodes": torch.tensor([1]), "output": "h.gids"}, ValueError, "output= needs all nodes, but"),
         ({"model": []}, ValueError, r"model must have one or more layers.*got 0"),
         ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
@@ -306,3 +305,72 @@ def test_blocks_leave_room_for_the_buffers_of_a_device(
     result = layerwise([lambda block, h: h[: block.num_dst, :3]], source, device="cuda")
     assert torch.equal(result.values, rows[:, :3])  # type: ignore[arg-type]
     assert "minibatch_rows" not in caplog.text, "an argument that layerwise does not have"
+
+
+def add_neighbors(block: Any, h: Any) -> Any:
+    """Each row plus those of its in-neighbors, for types that no relation leads to as well."""
+    if not isinstance(block, dict):
+        return add_neighbors({"only": block}, {"t": h})["t"]
+    ends = {r: (r[0], r[2]) if r != "only" else ("t", "t") for r in block}
+    counts = {t: len(rows) for t, rows in h.items()}
+    counts |= {ends[r][1]: each.num_dst for r, each in block.items()}
+    out = {t: rows[: counts[t]].clone() for t, rows in h.items()}
+    for relation, each in block.items():
+        src, dst = each.coo()
+        out[ends[relation][1]].index_add_(0, dst, h[ends[relation][0]][src])
+    return out
+
+
+SHAPES = {
+    "no relation leads to user": [("user", "buys", "item")],
+    "nor to tag": [("user", "buys", "item"), ("item", "also", "item"), ("tag", "of", "item")],
+    "within one of two": [("item", "also", "item")],
+    "twice within one": [("item", "also", "item"), ("item", "like", "item")],
+}
+
+
+@pytest.mark.parametrize("relations", SHAPES.values(), ids=SHAPES.keys())
+def test_node_types_without_in_relations_and_relations_within_one(tmp_path: Path, relations: Any) -> None:
+    counts, rows = {"user": 12, "item": 9, "tag": 4}, {}
+    path = tmp_path / "a.gids"
+    with DatasetWriter(path) as writer:
+        for ntype, count in counts.items():
+            rows[ntype] = torch.arange(3.0 * count).view(count, 3)
+            writer.write_table("node", ntype, "x", rows[ntype])
+        for src, name, dst in relations:
+            edges = random_in_edges(counts[src], counts[dst], 30)
+            writer.write_graph((src, name, dst), *edges, num_src=counts[src])
+    types = {t for src, _, dst in relations for t in (src, dst)}
+    expected = {t: rows[t] for t in types}
+    for _ in range(2):
+        before, expected = expected, {t: h.clone() for t, h in expected.items()}
+        for graph in map(FeatureStore(path).graph, relations):
+            dst = torch.repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
+            sources = before[graph.relation[0]][torch.from_numpy(graph.indices.astype(np.int64))]
+            expected[graph.relation[2]].index_add_(0, dst, sources)
+    found = layerwise([add_neighbors] * 2, str(path)).values
+    assert isinstance(found, dict)
+    assert found.keys() == types
+    for ntype in types:
+        assert torch.equal(found[ntype], expected[ntype])
+    one = layerwise([add_neighbors] * 2, str(path), nodes={"item": torch.tensor([7, 2])}).values
+    assert isinstance(one, dict)
+    assert torch.equal(one["item"], expected["item"][[7, 2]])
+    if len(types) == 1 and len(relations) == 1:
+        same = layerwise([add_neighbors] * 2, str(path), nodes=torch.arange(9)).values
+        assert torch.equal(same, expected["item"])
+
+
+def test_a_layer_that_misses_the_rows_of_a_type_is_told_why(tmp_path: Path) -> None:
+    path = tmp_path / "a.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "user", "x", torch.ones(5, 2))
+        writer.write_table("node", "item", "x", torch.ones(4, 2))
+        writer.write_graph(("user", "buys", "item"), *random_in_edges(5, 4, 9), num_src=5)
+
+    def only_items(block: Any, h: Any) -> Any:
+        return {"item": h["user"][: block["user", "buys", "item"].num_dst]}
+
+    with pytest.raises(KeyError, match="user") as error:
+        layerwise([only_items] * 2, str(path))
+    assert "no rows of type 'user', because the layer before returned none" in error.value.__notes__[0]

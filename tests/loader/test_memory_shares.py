@@ -101,7 +101,7 @@ def test_rows_are_right_in_any_memory_that_is_enough(
     options: dict[str, Any] = {"policy": policy, "window": window, "queue_depth": 64}
     least = least_memory(path, batches, **options)
     windows = []
-    for times in (1, 1.2, 1.6, 20):
+    for times in (1, 1.2, 1.6, 40):
         given = int(times * least)
         with feature_loader(path, [TABLE], memory=given, **options) as loader:
             read_all(loader, batches, source, given)
@@ -223,3 +223,50 @@ def test_a_device_with_little_memory_has_a_shorter_window(
                 assert torch.equal(features[TABLE].cpu(), source[ids[TABLE]])
             windows.append(loader.stats()["window"])
     assert windows[0] < windows[1] == 16
+
+
+def test_fewer_requests_are_in_flight_for_long_rows(tmp_path: Path) -> None:
+    """256 requests for rows of 1 MB would take four times the memory."""
+    rows = torch.arange(10.0)[:, None].repeat(1, 1 << 18)
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "feat", rows)
+    with feature_loader(tmp_path / "a.gids", [TABLE], memory=64 << 20) as loader:
+        read_all(loader, [{TABLE: torch.tensor([i, 9 - i])} for i in range(10)], rows, 64 << 20)
+        assert loader.engine.depth == 8
+    with feature_loader(tmp_path / "a.gids", [TABLE], memory="64MB", queue_depth=3) as loader:
+        assert loader.engine.depth == 3
+
+
+def test_few_lines_are_warned_of_once_with_the_memory_that_is_enough(
+    path: Path, source: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = reads(1330, 3)
+
+    def warnings_of(memory: int, **options: Any) -> list[str]:
+        caplog.clear()
+        options = {"queue_depth": 4, "reads": "random"} | options
+        with feature_loader(path, [TABLE], memory=memory, **options) as loader:
+            for _ in range(2):
+                read_all(loader, batches, source, memory)
+        return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+    page_bytes = feature_loader(path, [TABLE]).tables[0].page_bytes
+    short = 2_200_000 if page_bytes == 512 else 3_300_000
+    [said] = warnings_of(short)
+    enough = re.search(rf"memory={short} leaves .* for the cache, .* Give memory=([\d_]+) or more", said)
+    assert enough
+    assert short < int(enough[1]) < 4 * short
+    assert warnings_of(int(enough[1])) == []
+    assert warnings_of(short, cache=0) == []
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_stats_always_have_lines_and_packs(path: Path, reads: Any) -> None:
+    source = gids.open(path, memory="16MB", reads=reads)
+    assert source.stats()["packs"]["packs"] == 0
+    for tables in ([], [TABLE]):
+        loader = gids.NodeLoader(source, torch.arange(90), [2], tables=tables, batch_size=30)
+        for stats in (loader.stats(), [loader.stats() for _ in loader][1], loader.stats()):
+            assert stats["packs"]["packs"] == 0 or reads == "pack"
+            lines = stats["memory"]["lines"]
+            assert lines == 0 or (reads == "random" and tables)

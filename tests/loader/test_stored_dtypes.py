@@ -204,3 +204,36 @@ def test_loaders_return_the_documented_types(tmp_path: Path) -> None:
             told = without if wanted is None else with_dtype
             expected = {"the stored type": dtype, "`dtype`": wanted, "float32": torch.float32}[told]
             assert rows[name].dtype == expected, (name, wanted)
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+@pytest.mark.parametrize("where", ["cpu", "device"])
+def test_a_value_that_does_not_fit_is_raised_with_its_minibatch(
+    tmp_path: Path, cuda_is: Callable[[Device], None], where: str, reads: Any
+) -> None:
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for key in ("fits", "large"):
+            values = torch.rand(300, 9)
+            values[123, 4] = 65519.0 if key == "fits" else 65520.0
+            values[7] = torch.inf
+            writer.write_table("node", "n", key, values)
+    if where == "device":
+        cuda_is(EmulatedDevice())
+    ids = [torch.arange(first, first + 30) for first in range(0, 300, 30)]
+    options = {"reads": reads, "memory": 1 << 26, "device_memory": 1 << 26, "staging": 1 << 18}
+    tables = ["n.fits", "n.large"]
+    with feature_loader(
+        tmp_path / "a.gids",
+        tables,
+        dtype=torch.float16,
+        device="cuda" if where == "device" else "cpu",
+        **options,
+    ) as loader:
+        stream = loader.attach(ids, lambda ids: dict.fromkeys(tables, ids), count=10)
+        for expected in ids[:4]:
+            assert next(stream)[0].equal(expected)
+        with pytest.raises(
+            OverflowError, match=r"'n\.large' has a value that does not fit in torch\.float16"
+        ):
+            next(stream)
+        assert list(stream) == []

@@ -945,7 +945,7 @@ void test_a_gather_takes_each_row_from_the_first_holder(Random& random) {
     for (u32& id : ids) id = static_cast<u32>(random() % row_count);
     Bytes found(ids.size() * form.out_row_bytes());
     cache::Workers workers(static_cast<u32>(between(random, 1, 3)));
-    const u64 missing = packs::gather(workers, ids, holders, form, found.data());
+    const auto [missing, overflowed] = packs::gather(workers, ids, holders, form, found.data());
     u64 expected_missing = 0;
     for (u64 i = 0; i < ids.size(); ++i) {
       if (!had.contains(ids[i])) ++expected_missing;

@@ -394,6 +394,10 @@ def test_a_superbatch_that_scratch_has_no_room_for_in_one_go(
     take_over_at(monkeypatch, first)
     cut_small(monkeypatch, pack_bytes=600_000)
     monkeypatch.setattr(pack_chooser.PackChooser, "room_bytes", lambda *_: 500_000)
+    assert (
+        read(path, expected)["packs"]["superbatches"] == 0
+    )  # a sweep would be for fewer than 16 minibatches
+    monkeypatch.setattr(pack_chooser, "EARLY", 0)
     found = read(path, expected)["packs"]
     assert found["superbatches"] > 2
     assert found["minibatches"] >= COUNT // 3

@@ -12,6 +12,7 @@ from gids.store import FeatureStore, verify
 from gids.store.rows import ArrayRows
 from gids.write import DatasetWriter, edge_list
 from gids.write.edges import EdgeSorter, out_degrees, out_edges
+from gids.write.graph_writer import chosen_index_dtype
 
 RELATION = ("a", "to", "b")
 
@@ -155,3 +156,18 @@ def test_edges_with_ids_out_of_range_are_refused(tmp_path, src, dst, message):
         writer.write_edges(
             RELATION, edge_list(torch.tensor([src]), torch.tensor([dst]), num_src=9, num_dst=3)
         )
+
+
+def test_auto_takes_int32_where_all_numbers_fit(tmp_path):
+    relation = ("a", "r", "a")
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        edges = edge_list(np.array([1, 0]), np.array([0, 1]), num_src=2, num_dst=2)
+        writer.write_edges(relation, edges, index_dtype="auto")
+    assert FeatureStore(tmp_path / "a.gids").graph(relation).indices.dtype == np.int32
+    for num_src, edge_count, dtype in (
+        (1 << 31, 5, "int32"),
+        (2**31 + 1, 5, "int64"),
+        (5, 2**31 + 1, "int64"),
+    ):
+        assert chosen_index_dtype("auto", num_src, edge_count) == dtype
+        assert chosen_index_dtype("int64", num_src, edge_count) == "int64"

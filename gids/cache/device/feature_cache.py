@@ -14,7 +14,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +36,7 @@ from gids.cache.device.state import (
     line_bytes,
 )
 from gids.cache.feature_cache import ClosedCacheError, FeatureCache, check_ids
+from gids.cache.output_dtype import overflow_error
 from gids.closing import OwnLock
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
@@ -258,7 +259,8 @@ class DeviceFeatureCache:
 
         Returns ({table: rows in the order of its ids}, error). The rows are on the device, ready for torch's
         current stream, and belong to the caller. error: StorageError for a page that could not be read,
-        IndexError for an id out of range, or None. Blocks the host, not the device.
+        IndexError for an id out of range, OverflowError for a finite value that became infinite in
+        output_dtype, or None. Blocks the host, not the device.
         """
         with self._clock("gather_s"):
             s = self._live(step)
@@ -272,7 +274,7 @@ class DeviceFeatureCache:
             self._account(s)
             self._consumed.append(self._device.current_stream().record_event())
             self._hand_over(s.outputs)
-            error: Exception | None = self._bad_id(s.index, s.ids)
+            error = self._bad_id(s.index, s.ids) or self._overflow(s.index, s.ids)
             lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.index, n, "unresolved")}
             if error is None and lost:  # a read failed: the host repeats it and learns the reason
                 again, error = self.read_through(lost)
@@ -357,7 +359,7 @@ class DeviceFeatureCache:
                 self.stream.synchronize()
                 if bad := self._bad_id(THROUGH, tensors):
                     raise bad
-                error = None
+                error = self._overflow(THROUGH, tensors)
                 for name, tensor in tensors.items():
                     positions = left[name][: self._counters.seen(THROUGH, name, "unresolved")]
                     if len(positions):
@@ -519,6 +521,10 @@ class DeviceFeatureCache:
         if not s.accounted:
             s.accounted = True
             self._counters.add(s.index)
+
+    def _overflow(self, index: int, names: Iterable[str]) -> Exception | None:
+        states = (self._states[n] for n in names if self._counters.seen(index, n, "overflowed"))
+        return next((overflow_error(state.table, state.out_dtype) for state in states), None)
 
     def _bad_id(self, index: int, ids: Mapping[str, torch.Tensor]) -> IndexError | None:
         return self._counters.bad_id(index, ids, {name: t.row_count for name, t in self.tables.items()})

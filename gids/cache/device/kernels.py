@@ -148,7 +148,7 @@ class CacheKernels:
         """Copy rows that are in lines into the output. left: int64[n], gets the positions of the others."""
         state, misses = plan.state, 0 if plan.misses is None else plan.misses.record
         if state.host_lines:
-            self._gather("gids_gather_host_lines", plan, True, state.record)
+            self._gather("gids_gather_host_lines", plan, True, state.record, plan.counters)
         self._gather("gids_gather_lines", plan, False, state.record, plan.counters, misses, left=(left,))
 
     def show(self, counters: torch.Tensor, address: int) -> None:

@@ -380,7 +380,7 @@ class Counters:
         """The sums of the added steps, by the names that FeatureCache uses."""
         sums = dict(self._sums[table])
         sums["hits"] = sums["pages"] - sums["misses"]
-        del sums["bad"], sums["unresolved"]
+        del sums["bad"], sums["unresolved"], sums["overflowed"]
         return sums
 
     def bad_id(

@@ -114,10 +114,21 @@ GIDS_HD constexpr void convert(BFloat16 from, Float16& to) {
   convert(wide, to);
 }
 
-// steps * scale, rounded to float32 and then to `To`. No sum is near, so nothing is contracted.
+GIDS_HD constexpr bool is_infinite(Float32 value) { return (value.bits & 0x7FFFFFFFu) == 0x7F800000u; }
+GIDS_HD constexpr bool is_infinite(Float16 value) { return (value.bits & 0x7FFFu) == 0x7C00u; }
+GIDS_HD constexpr bool is_infinite(BFloat16 value) { return (value.bits & 0x7FFFu) == 0x7F80u; }
+
+// As convert(). Returns whether a finite value became infinite.
+template <class From, class To>
+GIDS_HD constexpr bool overflows(From from, To& to) {
+  convert(from, to);
+  return is_infinite(to) && !is_infinite(from);
+}
+
+// steps * scale, rounded to float32 and then to `To`. No sum is near, so nothing is contracted. Returns as overflows().
 template <class To>
-GIDS_HD void widen(Int8 from, Float32 scale, To& to) {
-  convert(Float32{detail::as_bits(static_cast<float>(from.steps) * detail::as_float(scale.bits))}, to);
+GIDS_HD bool widen(Int8 from, Float32 scale, To& to) {
+  return overflows(Float32{detail::as_bits(static_cast<float>(from.steps) * detail::as_float(scale.bits))}, to);
 }
 
 }  // namespace gids

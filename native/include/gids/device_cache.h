@@ -50,7 +50,8 @@ struct Counters {
   u64 evictions;
   u64 failures;    // misses whose read failed
   u64 unresolved;  // rows that gathering found nowhere
-  u64 spare[7];
+  u64 overflowed;  // 1 if a finite value became infinite in the output
+  u64 spare[6];
 };
 static_assert(sizeof(Counters) == 16 * 8, "the host reads Counters as 16 words");
 

@@ -20,13 +20,13 @@ struct alignas(16) Bytes16 {
   u64 low, high;
 };
 
-// What a lane loads and stores at once: bytes as they are …
+// What a lane loads and stores at once; `overflowed` becomes true if a finite value became infinite. Bytes as they are …
 template <class Word>
 struct Same {
   using Load = Word;
   using Store = Word;
   static constexpr bool scaled_by_row = false;
-  GIDS_HD Store of(const Load& v, u32, u32) const { return v; }
+  GIDS_HD Store of(const Load& v, u32, u32, bool&) const { return v; }
 };
 
 // … or `Count` values of one type that become another …
@@ -39,9 +39,9 @@ struct Converted {
     To values[Count];
   };
   static constexpr bool scaled_by_row = false;
-  GIDS_HD Store of(const Load& from, u32, u32) const {
+  GIDS_HD Store of(const Load& from, u32, u32, bool& overflowed) const {
     Store to;
-    for (u32 i = 0; i < Count; ++i) convert(from.values[i], to.values[i]);
+    for (u32 i = 0; i < Count; ++i) overflowed |= overflows(from.values[i], to.values[i]);
     return to;
   }
 };
@@ -55,9 +55,9 @@ struct ScaledByRow {
   u64 scale_at;  // byte of a row
 
   GIDS_HD u32 scale_of(u64 row) const { return *reinterpret_cast<const u32*>(row + scale_at); }
-  GIDS_HD Store of(const Load& from, u32, u32 scale) const {
+  GIDS_HD Store of(const Load& from, u32, u32 scale, bool& overflowed) const {
     Store to;
-    for (u32 i = 0; i < Count; ++i) widen(from.values[i], Float32{scale}, to.values[i]);
+    for (u32 i = 0; i < Count; ++i) overflowed |= widen(from.values[i], Float32{scale}, to.values[i]);
     return to;
   }
 };
@@ -71,10 +71,10 @@ struct ScaledByColumn {
   static constexpr bool scaled_by_row = false;
   const Scales* scales;  // one for each item of a row
 
-  GIDS_HD Store of(const Load& from, u32 item, u32) const {
+  GIDS_HD Store of(const Load& from, u32 item, u32, bool& overflowed) const {
     const Scales scale = scales[item];
     Store to;
-    for (u32 i = 0; i < Count; ++i) widen(from.values[i], scale.values[i], to.values[i]);
+    for (u32 i = 0; i < Count; ++i) overflowed |= widen(from.values[i], scale.values[i], to.values[i]);
     return to;
   }
 };
@@ -89,6 +89,7 @@ struct RowCopy {
   u64 row_items;
   u64 out_row_bytes;
   const float* scales;  // of int8_by_column: one for each value of a row, aligned to 16 bytes
+  u64* overflowed;      // becomes 1 if a finite value became infinite
 
   // Calls f with the item that `as` stands for.
   template <class F>
@@ -144,10 +145,11 @@ struct RowCopy {
 alignas(16) __device__ const u64 nothing[2] = {0, 0};
 
 // Copies `rows` (at most 32) rows of row_items items to consecutive rows from `to`. `from`: lane r's is the
-// address of row r, or 0 to leave that row of the output alone. All lanes of the warp call.
+// address of row r, or 0 to leave that row of the output alone. All lanes of the warp call. Returns whether a finite
+// value of this lane became infinite.
 // Loads are plain: pages in host memory may be written again later, so they are not read-only to any cache.
 template <class Item>
-__device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
+__device__ bool copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
   static_assert(sizeof(typename Item::Load) <= sizeof(nothing));
   constexpr u32 in_flight = 4;  // independent loads before the first store
   u32 scale = 0;
@@ -156,6 +158,7 @@ __device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_it
   const u32 items = rows * row_items;  // a row has at most 2^26 bytes
   auto* out = reinterpret_cast<typename Item::Store*>(to);
   u32 row = lane / row_items, item = lane % row_items;
+  bool overflowed = false;
   for (u32 first = lane; first - lane < items; first += 32 * in_flight) {
     typename Item::Load values[in_flight];
     u64 at[in_flight];
@@ -178,8 +181,9 @@ __device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_it
       values[k] = *reinterpret_cast<const typename Item::Load*>(at[k] ? at[k] : reinterpret_cast<u64>(nothing));
     GIDS_UNROLL
     for (u32 k = 0; k < in_flight; ++k)
-      if (at[k]) out[first + 32 * k] = as.of(values[k], items_of[k], scales[k]);
+      if (at[k]) out[first + 32 * k] = as.of(values[k], items_of[k], scales[k], overflowed);
   }
+  return overflowed;
 }
 
 __device__ inline u64 warp_index() { return (u64{blockIdx.x} * blockDim.x + threadIdx.x) / 32; }
@@ -196,7 +200,8 @@ __device__ void gather_rows(u64 n, u8* out, const RowCopy& copy, Source&& source
     const u32 rows = static_cast<u32>(n - first < batch ? n - first : batch);
     const u64 from = lane() < rows ? source(first + lane()) : 0;
     copy.with_item([&](auto item) {
-      copy_rows(item, from, out + first * copy.out_row_bytes, rows, static_cast<u32>(copy.row_items), lane());
+      if (copy_rows(item, from, out + first * copy.out_row_bytes, rows, static_cast<u32>(copy.row_items), lane()))
+        system_ref<u64>(*copy.overflowed).store(1, memory_order_relaxed);
     });
   }
 }
