@@ -430,9 +430,9 @@ def _grouped(
 ) -> list[tuple[str, list[str], bool]]:
     """(key, columns, whether they are side by side) of each table, without ids and columns to skip.
 
-    pos_0, pos_1, … are a table pos. Other numbers of nodes are a table x, in the order of the file, except
-    lists, those that a name gives a meaning, and those to separate; it is called columns if another one is
-    called x or feat. Raises FormatError for columns that cannot be left out.
+    pos_0, pos_1, … are a table pos. Two and more other numbers of nodes are a table x, in the order of the
+    file, except lists, those that a name gives a meaning, and those to separate; it is called columns if
+    another one is called x or feat. Raises FormatError for columns that cannot be left out.
     """
     names = [name for name in table.types if name not in ids]
     numbered = {name for name in names if _NUMBERED.fullmatch(name) and not table.is_list(name)}
@@ -458,7 +458,10 @@ def _grouped(
         else:
             grouped.setdefault("", []).append(name)
     _leave_out(table, source, others, type_, [name for name in others if series.get(name) in grouped])
-    if columns := grouped.pop("", None):
+    columns = grouped.pop("", [])
+    if len(columns) == 1:
+        alone += columns
+    elif columns:
         is_taken = {"x", "feat"}.intersection(map(str.casefold, [*grouped, *alone]))
         grouped["columns" if is_taken else "x"] = columns
     return [(name, [name], False) for name in alone] + [(key, c, True) for key, c in grouped.items()]
@@ -493,7 +496,7 @@ nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories
 the numbers in their names), and arrays beside them as in `directory`. Columns of
 nodes: id | node_id | nid, or --id-column (optional; text or whole numbers, by which edges name nodes);
 label | labels | y; train_mask, val_mask, test_mask; lists of one length are a table; pos_0, pos_1, ...
-are one table pos; all other numbers are one table x, but for those to --separate. Columns of edges:
+are one table pos; several other numbers are one table x, but for those to --separate. Columns of edges:
 src | source | src_id | u | from, dst | destination | target | dst_id | v | to, or --src-column and
 --dst-column; each other one is a table of edges."""
 
