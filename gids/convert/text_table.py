@@ -1,7 +1,6 @@
 """TextTable: the columns of text files, which pyarrow parses to Arrow files in scratch. For the readers.
 
-The first block decides the type of each column. If a later field does not fit, the column gets the next wider
-type (int64, float64, text), and the files are parsed again.
+The files are parsed to text once; all fields of a column decide its type, to which they are cast when read.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +30,7 @@ from gids.errors import FormatError
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _BLOCK_BYTES = 4 << 20  # that pyarrow parses at a time: the limit for a row
 UNNAMED = "(unnamed)"
-_MISFIT = re.compile(
-    r"In CSV column #(\d+): (Row #\d+: )?CSV conversion error to \w+: invalid value '(.*)'", re.DOTALL
-)
+_MISFIT = re.compile(r"Failed to parse string: '(.*)' as a scalar", re.DOTALL)
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 """A whole number as an id: as it would be printed, so that equal numbers are equal text."""
 _LEAST, _MOST = str(-(1 << 63)), str((1 << 63) - 1)
@@ -148,7 +145,7 @@ def read_matrix(path: Path, scratch: Path, floats: str = "float32", column_count
     if not (names := layout.names or list(map(str, range(column_count)))):
         raise FormatError(f"{path} has no rows")
     layout = TextLayout(names, layout.line_count, layout.delimiter)
-    table = TextTable([path], [layout], scratch, is_matrix=True, floats=floats)
+    table = TextTable([path], [layout], scratch, floats=floats)
     if table.text_at:
         raise FormatError(next(iter(table.text_at.values())))
     return table.rows([name for name in names if name != UNNAMED], is_matrix=True)
@@ -168,65 +165,70 @@ def read_pairs(path: Path, scratch: Path) -> StreamRows:
     return pairs
 
 
-class _Misfit(Exception):
-    """A field that its column's type cannot hold. why: says so, if it is not a missing one."""
-
-    def __init__(self, column: str, why: str = "") -> None:
-        super().__init__(column, why)
-        self.column, self.why = column, why
-
-
 class TextTable(ArrowTable):
     """The columns of text files of one layout. Raises FormatError, and ImportError without pyarrow.
 
-    A column is of whole numbers (int64), numbers (floats; an empty field is NaN), True and False, or text.
-    texts: columns that are text in any case. is_matrix: all columns are int64, or all floats. text_at: other
-    column of text -> why it is not of numbers.
+    A column is of whole numbers (int64), numbers (float64), True and False, or text. A field that is empty or
+    NA is null in the latter ones, and NaN among numbers. floats: of a matrix, whose columns are all int64 or
+    all of this type. text_at: column of text -> why it is not of numbers.
     """
 
     def __init__(
-        self,
-        files: Sequence[Path],
-        layouts: Sequence[TextLayout],
-        scratch: Path,
-        *,
-        texts: Collection[str] = (),
-        is_matrix: bool = False,
-        floats: str = "float64",
+        self, files: Sequence[Path], layouts: Sequence[TextLayout], scratch: Path, *, floats: str = ""
     ) -> None:
         self._pa = import_pyarrow(files[0])
-        self._files, self._layouts, self._kept, self._is_matrix = files, layouts, frozenset(texts), is_matrix
-        self._floats = np.dtype(floats)
-        text_at: dict[str, str] = {}
+        self._floats = np.dtype(floats or "float64")
+        self._nulls = self._pa.array(self._pa.csv.ConvertOptions().null_values)
+        self._layouts = layouts
+        names = [name for name in layouts[0].names if not name.startswith(UNNAMED)]
+        self._kinds = {name: ["int64", str(self._floats), "bool"] for name in names}
+        self._whole = set(names)  # those in which all fields are whole numbers, or empty
+        self._no_number: dict[str, tuple[str, int]] = {}  # column -> its first field that is none, and the row
+        folder, row, parsed = Path(tempfile.mkdtemp(dir=scratch)), 0, list[Path]()
+        schema = self._pa.schema([(name, self._pa.string()) for name in names])
         for file, layout in zip(files, layouts, strict=True):
             if layout.names != layouts[0].names:
                 raise FormatError(f"{file} has different columns than {files[0]}")
-        folder = Path(tempfile.mkdtemp(dir=scratch))
-        parsed = [folder / f"{number}.arrow" for number in range(len(files))]
-        kinds = self._first_kinds()
-        while (misfit := self._parse(kinds, parsed)) is not None:
-            if kinds[misfit.column] == "int64":
-                self._make_floats(kinds, misfit.column)
-            else:
-                text_at[misfit.column] = misfit.why
-                kinds[misfit.column] = "large_string"
+            parsed.append(folder / f"{len(parsed)}.arrow")
+            with (
+                self._pa.OSFile(os.fsencode(parsed[-1]), "wb") as sink,
+                self._pa.ipc.new_file(sink, schema) as writer,
+            ):
+                for batch in self._blocks(file, layout, schema) if names else ():
+                    for name, fields in zip(names, batch.columns, strict=True):
+                        self._find_kinds(name, fields, row)
+                    writer.write_batch(batch)
+                    row += batch.num_rows
         super().__init__(parsed)
-        self._files, self.text_at = files, text_at
-        self.types |= {n: self._pa.null() for n in layouts[0].names if n.startswith(UNNAMED)}
+        self._files = files
+        kinds = {name: next(iter(kinds), "string") for name, kinds in self._kinds.items()}
+        if floats and {*kinds.values()} != {"int64"}:
+            kinds = {name: floats if kind == "int64" else kind for name, kind in kinds.items()}
+        self.types = {
+            n: self._pa.type_for_alias(kinds[n]) if n in kinds else self._pa.null() for n in layouts[0].names
+        }
+        for name, (text, row) in self._no_number.items():
+            if kinds[name] == "string":
+                self.text_at[name] = f"{shown(text)} is no number ({self.where(row)})"
+
+    def batches(self, columns: list[str], rows: int, first: int = 0) -> Iterator[Any]:
+        """See ArrowTable. Raises FormatError for a number that its column's type cannot hold."""
+        row = self._starts[first]
+        for batch in super().batches(columns, rows, first):
+            fields = zip(columns, batch.columns, strict=True)
+            yield self._pa.record_batch([self._numbers(*field, row) for field in fields], names=columns)
+            row += batch.num_rows
 
     def ids_are_text(self, column: str) -> bool:
-        """See ArrowTable: of texts, whether one field is no whole number."""
-        return column in self._kept and column not in self._whole
+        """See ArrowTable: whether one field is no whole number as printed."""
+        return column not in self._whole
 
     def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
-        """See ArrowTable. Fields of texts that are no ids, such as empty ones, are null."""
-        if column not in self._kept:
-            yield from super().ids(column, as_text=as_text, chunk=chunk)
-            return
-        for batch in self.batches([column], ID_ROWS, chunk):
-            ids, compute = batch.column(0), self._pa.compute
-            are_ids = compute.not_equal(ids, "") if as_text else self._are_whole(ids)
-            ids = compute.if_else(are_ids, ids, self._pa.scalar(None, ids.type))
+        """See ArrowTable. Fields that are no ids, such as empty ones, are null."""
+        for batch in super().batches([column], ID_ROWS, chunk):
+            ids = batch.column(0).cast(self._pa.large_string())
+            are_ids = self._pa.compute.not_equal(ids, "") if as_text else self._are_whole(ids)
+            ids = self._pa.compute.if_else(are_ids, ids, self._pa.scalar(None, ids.type))
             yield ids if as_text else ids.cast(self._pa.int64())
 
     def where(self, row: int) -> str:
@@ -247,83 +249,54 @@ class TextTable(ArrowTable):
 
     # Types
 
-    def _first_kinds(self) -> dict[str, str]:
-        """The type of each column by the first block: "int64", floats, "bool", or "large_string" of texts."""
-        texts = dict.fromkeys(self._kept, "large_string")
-        names = [name for name in self._layouts[0].names if not name.startswith(UNNAMED)]
-        blocks = self._blocks(self._files[0], self._layouts[0], texts, names)
-        first = next(blocks, None)
-        guessed = {} if first is None else {field.name: str(field.type) for field in first.schema}
-        kinds = {n: k if k in ("int64", "bool") else str(self._floats) for n, k in guessed.items()}
-        if first is None:
-            kinds = dict.fromkeys(names, "int64")
-        kinds |= texts
-        if str(self._floats) in kinds.values() and self._is_matrix:
-            self._make_floats(kinds, *kinds)
-        return kinds
+    def _find_kinds(self, name: str, fields: Any, row: int) -> None:
+        """Keep the types that can hold all fields of a block of a column. row: of the first field."""
+        compute, texts = self._pa.compute, self._texts(fields)
+        for kind in list(self._kinds[name]):
+            try:
+                if kind == "int64" and texts.null_count:
+                    self._kinds[name].remove(kind)
+                texts.cast(kind)
+            except self._pa.ArrowInvalid as error:
+                self._kinds[name] = [other for other in self._kinds[name] if other != kind]
+                if kind == str(self._floats) and (text := _MISFIT.search(str(error))):
+                    self._no_number[name] = text[1], row + compute.index(texts, text[1]).as_py()
+        if name in self._whole:
+            are_ids = compute.or_(self._are_whole(fields), compute.equal(fields, ""))
+            if compute.all(are_ids).as_py() is False:
+                self._whole.discard(name)
 
-    def _make_floats(self, kinds: dict[str, str], *columns: str) -> None:
-        """Give columns of whole numbers the type of floats; of a matrix, all of them."""
-        for name in kinds if self._is_matrix else columns:
-            kinds[name] = str(self._floats) if kinds[name] == "int64" else kinds[name]
+    def _texts(self, fields: Any) -> Any:
+        """Fields without the blanks around them, null where they mean that there is no value."""
+        texts = self._pa.compute.utf8_trim_whitespace(fields)
+        is_null = self._pa.compute.is_in(texts, self._nulls)
+        return self._pa.compute.if_else(is_null, self._pa.scalar(None, texts.type), texts)
+
+    def _numbers(self, name: str, fields: Any, row: int) -> Any:
+        """Fields in the type of their column. Raises FormatError for 1e400 and a whole number that is rounded;
+        of int64, not for float32."""
+        if (kind := self.types[name]) == fields.type:
+            return fields
+        compute, texts = self._pa.compute, self._texts(fields)
+        with reading(f"column {name!r} of {self.where(row)} or below"):
+            values = texts.cast(kind)
+        if self._pa.types.is_floating(kind):
+            is_large = compute.greater_equal(compute.abs(values), self._pa.scalar(_EXACT, kind))
+            suspects = compute.and_(is_large, compute.match_substring_regex(texts, _INEXACT))
+            for text, value in zip(texts.filter(suspects).to_pylist(), values.filter(suspects), strict=True):
+                whole = int(text) if text.lstrip("+-").isdecimal() else 0
+                may_be_rounded = self._floats == np.float32 and -(1 << 63) <= whole < 1 << 63
+                if np.isinf(value.as_py()) or (whole and not may_be_rounded and int(value.as_py()) != whole):
+                    place = self.where(row + compute.index(texts, text).as_py())
+                    raise FormatError(f"{place}: {self._floats} of column {name!r} cannot hold {shown(text)}")
+        return values
 
     # Parsing
 
-    def _parse(self, kinds: dict[str, str], targets: Sequence[Path]) -> _Misfit | None:
-        """Parse all files to Arrow files. Returns the first field that its column's type cannot hold."""
-        schema = self._pa.schema([(name, self._pa.type_for_alias(kind)) for name, kind in kinds.items()])
-        self._whole = set(self._kept)  # those in which all fields are whole numbers
-        for file, layout, target in zip(self._files, self._layouts, targets, strict=True):
-            suspects = set()
-            with (
-                self._pa.OSFile(os.fsencode(target), "wb") as sink,
-                self._pa.ipc.new_file(sink, schema) as writer,
-            ):
-                try:
-                    for batch in self._blocks(file, layout, kinds, list(kinds)) if kinds else ():
-                        suspects |= self._inexact(batch)
-                        writer.write_batch(self._pa.record_batch(batch.columns, schema=schema))
-                except _Misfit as misfit:
-                    return misfit
-            for name in sorted(suspects):
-                self._refuse_rounding(file, layout, name)
-        return None
-
-    def _inexact(self, batch: Any) -> set[str]:
-        """The columns with a float that may not be the number in the text. Raises _Misfit for a missing one
-        among whole numbers."""
-        compute, inexact = self._pa.compute, set()
-        for name, fields in zip(batch.schema.names, batch.columns, strict=True):
-            if name in self._kept:
-                are_ids = compute.or_(self._are_whole(fields), compute.equal(fields, ""))
-                if name in self._whole and compute.all(are_ids).as_py() is False:
-                    self._whole.discard(name)
-            elif str(fields.type) == "int64" and fields.null_count:
-                raise _Misfit(name)
-            elif self._pa.types.is_floating(fields.type):
-                is_large = compute.greater_equal(compute.abs(fields), self._pa.scalar(_EXACT, fields.type))
-                if compute.any(is_large).as_py():
-                    inexact.add(name)
-        return inexact
-
-    def _refuse_rounding(self, file: Path, layout: TextLayout, name: str) -> None:
-        """Raise FormatError for 1e400 and a whole number that is rounded; of int64, not for OGB's float32."""
-        for batch in self._blocks(file, layout, {name: "large_string"}, [name]):
-            fields = batch.column(0)
-            for text in fields.filter(self._pa.compute.match_substring_regex(fields, _INEXACT)).to_pylist():
-                with np.errstate(over="ignore"):
-                    value = float(self._floats.type(text))
-                whole = int(text) if text.strip().lstrip("+-").isdecimal() else 0
-                may_be_rounded = self._floats == np.float32 and -(1 << 63) <= whole < 1 << 63
-                if np.isinf(value) or (whole and not may_be_rounded and int(value) != whole):
-                    raise FormatError(f"{file}: {self._floats} of column {name!r} cannot hold {shown(text)}")
-
-    def _blocks(
-        self, file: Path, layout: TextLayout, kinds: dict[str, str], columns: list[str]
-    ) -> Iterator[Any]:
-        """These columns of a file in blocks. Raises _Misfit, and FormatError for what is no table."""
-        pa, names = self._pa, layout.names
-        with self._decoding(file):
+    def _blocks(self, file: Path, layout: TextLayout, schema: Any) -> Iterator[Any]:
+        """The columns of a file as text in blocks. Raises FormatError for what is no table."""
+        pa = self._pa
+        with _parsing(file):
             stream = pa.OSFile(os.fsencode(file))
             if file.suffix == ".gz":
                 stream = pa.CompressedInputStream(stream, "gzip")
@@ -333,7 +306,7 @@ class TextTable(ArrowTable):
                     pa.csv.ReadOptions(
                         use_threads=False,
                         block_size=_BLOCK_BYTES,
-                        column_names=names,
+                        column_names=layout.names,
                         skip_rows=layout.line_count,
                     ),
                     pa.csv.ParseOptions(
@@ -341,30 +314,20 @@ class TextTable(ArrowTable):
                         newlines_in_values=True,
                         ignore_empty_lines=layout.skips_empty,
                     ),
-                    pa.csv.ConvertOptions(
-                        column_types={name: pa.type_for_alias(kind) for name, kind in kinds.items()},
-                        include_columns=columns,
-                        true_values=["True", "true", "TRUE"],
-                        false_values=["False", "false", "FALSE"],
-                    ),
+                    pa.csv.ConvertOptions(column_types=schema, include_columns=schema.names),
                 )
             except pa.ArrowInvalid as error:
                 if "Empty CSV" in str(error):
                     return
                 raise
-        yield from each_within(partial(self._decoding, file), reader)
+        yield from each_within(partial(_parsing, file), reader)
 
-    @contextlib.contextmanager
-    def _decoding(self, path: Path) -> Iterator[None]:
-        """Turn the errors of pyarrow into FormatError and _Misfit."""
-        try:
-            with super()._decoding(path):
-                yield
-        except FormatError as error:
-            if misfit := _MISFIT.search(str(error.__cause__)):
-                column, row, text = misfit.groups()
-                where = f"{path}, row {row[5:-2]}" if row else str(path)
-                why = f"{shown(text)} is no number ({where})"
-                raise _Misfit(self._layouts[0].names[int(column)], why) from None
-            cure = f"; {_SEPARATE}" if "columns, got" in str(error) else ""
-            raise FormatError(f"{error}{cure}") from error
+
+@contextlib.contextmanager
+def _parsing(path: Path) -> Iterator[None]:
+    try:
+        with reading(path):
+            yield
+    except FormatError as error:
+        cure = f"; {_SEPARATE}" if "columns, got" in str(error) else ""
+        raise FormatError(f"{error}{cure}") from error

@@ -130,14 +130,14 @@ def _names(files: Sequence[Path]) -> list[str]:
     return list(ArrowTable(files[:1]).types)
 
 
-def _open(files: Sequence[Path], texts: Collection[str], scratch: Path) -> ArrowTable:
-    """The columns of a table. texts: columns of a CSV file that are kept as text."""
+def _open(files: Sequence[Path], scratch: Path) -> ArrowTable:
+    """The columns of a table."""
     if len({is_csv(file) for file in files}) > 1:
         raise FormatError(
             f"{files[0].parent} has CSV and other files: the parts of a table must be of one kind"
         )
     if is_csv(files[0]):
-        return TextTable(files, [table_layout(f) for f in files], scratch, texts=texts)
+        return TextTable(files, [table_layout(f) for f in files], scratch)
     return ArrowTable(files)
 
 
@@ -257,7 +257,7 @@ class _Reading:
         texts = [] if column is None else [column]
         if column is None:
             check_order(files)
-        table = _open(files, texts, self._scratch)
+        table = _open(files, self._scratch)
         source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
         if column is not None:
             self._ids[ntype], self._id_columns[ntype] = None, (table, column)
@@ -295,7 +295,7 @@ class _Reading:
         named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
         if relation in self._arrays.edges:
             check_order(files)
-        table = _open(files, named, self._scratch)
+        table = _open(files, self._scratch)
         for ntype, end in zip(ntypes, ends, strict=True):
             dtype = table.dtype(end)
             is_compared = self._ids.get(ntype) or (end in named and isinstance(table, TextTable))
