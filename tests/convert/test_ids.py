@@ -589,7 +589,7 @@ def test_an_empty_line_of_one_column_is_an_empty_field(tmp_path, capsys):
     write_edges(folder, [0], [1])
     (folder / "nodes.csv").write_text("x\n0.5\n\n2.5\n")
     rows = convert(folder, tmp_path / "a.gids").table("x").read_rows(range(3))
-    assert rows[[0, 2]].tolist() == [[0.5], [2.5]]
+    assert rows[[0, 2]].tolist() == [0.5, 2.5]
     assert rows[1].isnan()
     (folder / "nodes.csv").write_text("id\na\n\nb\n")
     write_edges(folder, ["a"], ["b"])

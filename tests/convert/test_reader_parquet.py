@@ -58,7 +58,7 @@ def assert_homogeneous(store):
         store,
         tables={
             "_N.feat": FEAT,
-            "_N.columns": np.arange(N, dtype=np.int32)[:, None],
+            "_N.year": np.arange(N, dtype=np.int32),
             "_N.pos": FEAT[:, :3].astype(np.float64),
             "_N._E._N.w": np.arange(E, dtype=np.float32),
         },

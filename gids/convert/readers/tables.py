@@ -459,7 +459,7 @@ def _grouped(
             grouped.setdefault("", []).append(name)
     _leave_out(table, source, others, type_, [name for name in others if series.get(name) in grouped])
     columns = grouped.pop("", [])
-    if len(columns) == 1:
+    if len(columns) == 1 and columns[0] not in grouped:
         alone += columns
     elif columns:
         is_taken = {"x", "feat"}.intersection(map(str.casefold, [*grouped, *alone]))
