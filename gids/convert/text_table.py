@@ -30,7 +30,6 @@ from gids.errors import FormatError
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _BLOCK_BYTES = 4 << 20  # that pyarrow parses at a time: the limit for a row
 UNNAMED = "(unnamed)"
-_MISFIT = re.compile(r"Failed to parse string: '(.*)' as a scalar", re.DOTALL)
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 """A whole number as an id: as it would be printed, so that equal numbers are equal text."""
 _LEAST, _MOST = str(-(1 << 63)), str((1 << 63) - 1)
@@ -183,7 +182,7 @@ class TextTable(ArrowTable):
         names = [name for name in layouts[0].names if not name.startswith(UNNAMED)]
         self._kinds = {name: ["int64", str(self._floats), "bool"] for name in names}
         self._whole = set(names)  # those in which all fields are whole numbers, or empty
-        self._no_number: dict[str, tuple[str, int]] = {}  # column -> its first field that is none, and the row
+        self._no_number: dict[str, tuple[str, int]] = {}  # column -> its first such field, and the row
         folder, row, parsed = Path(tempfile.mkdtemp(dir=scratch)), 0, list[Path]()
         schema = self._pa.schema([(name, self._pa.string()) for name in names])
         for file, layout in zip(files, layouts, strict=True):
@@ -204,9 +203,8 @@ class TextTable(ArrowTable):
         kinds = {name: next(iter(kinds), "string") for name, kinds in self._kinds.items()}
         if floats and {*kinds.values()} != {"int64"}:
             kinds = {name: floats if kind == "int64" else kind for name, kind in kinds.items()}
-        self.types = {
-            n: self._pa.type_for_alias(kinds[n]) if n in kinds else self._pa.null() for n in layouts[0].names
-        }
+        self.types = {name: self._pa.type_for_alias(kind) for name, kind in kinds.items()}
+        self.types |= {n: self._pa.null() for n in layouts[0].names if n.startswith(UNNAMED)}
         for name, (text, row) in self._no_number.items():
             if kinds[name] == "string":
                 self.text_at[name] = f"{shown(text)} is no number ({self.where(row)})"
@@ -254,13 +252,13 @@ class TextTable(ArrowTable):
         compute, texts = self._pa.compute, self._texts(fields)
         for kind in list(self._kinds[name]):
             try:
-                if kind == "int64" and texts.null_count:
-                    self._kinds[name].remove(kind)
-                texts.cast(kind)
-            except self._pa.ArrowInvalid as error:
-                self._kinds[name] = [other for other in self._kinds[name] if other != kind]
-                if kind == str(self._floats) and (text := _MISFIT.search(str(error))):
-                    self._no_number[name] = text[1], row + compute.index(texts, text[1]).as_py()
+                (texts.fill_null("") if kind == "int64" else texts).cast(kind)
+            except self._pa.ArrowInvalid:
+                self._kinds[name].remove(kind)
+                if kind == str(self._floats):
+                    words = (i for i, text in enumerate(texts.to_pylist()) if not _is_number(text or "0"))
+                    at = next(words, 0)
+                    self._no_number[name] = texts[at].as_py(), row + at
         if name in self._whole:
             are_ids = compute.or_(self._are_whole(fields), compute.equal(fields, ""))
             if compute.all(are_ids).as_py() is False:
@@ -273,8 +271,10 @@ class TextTable(ArrowTable):
         return self._pa.compute.if_else(is_null, self._pa.scalar(None, texts.type), texts)
 
     def _numbers(self, name: str, fields: Any, row: int) -> Any:
-        """Fields in the type of their column. Raises FormatError for 1e400 and a whole number that is rounded;
-        of int64, not for float32."""
+        """Fields in the type of their column. row: of the first one.
+
+        Raises FormatError for 1e400 and a whole number that is rounded; of int64, not for OGB's float32.
+        """
         if (kind := self.types[name]) == fields.type:
             return fields
         compute, texts = self._pa.compute, self._texts(fields)

@@ -196,7 +196,7 @@ test_a_bad_text_dataset_is_refused = refuses(
     (text("edge", [1, 2, 3]), "edges must be two columns of whole numbers"),
     (text("edge", ["dst", "src"], [1, 2]), "has the columns dst, src; the first must be the sources"),
     (text("edge", ["# dst", "src"], [1, 2]), "has the columns dst, src; the first must be the sources"),
-    (text("node-feat", [1e39, 2.0]), "float32 of column '0' cannot hold '1e+39'"),
+    (text("node-feat", *[[1e39, 2.0]] * NODES), "float32 of column '0' cannot hold '1e+39'"),
     (text("num-edge-list", [7]), "edges, but num-edge-list.csv.gz gives 7"),
     (text("node-feat", [1.0, 2.0]), "gives 1 '_N' nodes"),
 )

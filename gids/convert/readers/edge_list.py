@@ -106,7 +106,7 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
     table = TextTable([file], [replace(layout, names=names)], scratch)
     for end in (names[end] for end in ends):
         if table.types[end] != "int64":
-            why = table.text_at.get(end, f"{file} has ids that are not whole numbers")
+            why = table.text_at.get(end, f"{file} has ids that are not whole numbers of int64")
             raise FormatError(
                 f"{why}; if the ends of edges are ids, convert them together with a table of nodes that has "
                 f"these ids: gids convert nodes.csv {file.name} DST"
