@@ -69,12 +69,8 @@ class NpyHeader(NamedTuple):
 def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
     """The header at a file's position. Moves to the data. path: for messages. Raises FormatError."""
     with reading(path):
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise FormatError(f"{path} has .npy version {version}; it must be 1.0 or 2.0")
-        is_first = version == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read(file)
+        major, _ = np.lib.format.read_magic(file)  # version 3 is of structured types
+        shape, is_fortran, dtype = getattr(np.lib.format, f"read_array_header_{major}_0")(file)
     if dtype.byteorder == ">":
         raise FormatError(
             f"{path} is big-endian ({dtype}); save values.astype(values.dtype.newbyteorder('<'))"
@@ -133,11 +129,13 @@ def array_of(value: Any) -> SourceArray:
         return SourceArray(None, f"a {type(value).__name__}", not (is_lookup or isinstance(first, str)))
     if value.layout == torch.sparse_coo and value.dim() == 1:
         value = value.to_dense()
-    if value.layout == torch.strided and not value.is_nested:
+    is_plain = value.device.type == "cpu" and not (value.is_nested or value.is_quantized)
+    if value.layout == torch.strided and is_plain:
         return SourceArray(TensorRows(value))
     is_matrix = value.layout in SPARSE and value.dim() == 2 and value.dense_dim() == 0
-    if not is_matrix or value.dtype == torch.bfloat16:
-        return SourceArray(None, f"a {value.dim()}-dimensional tensor of layout {value.layout}", is_data=True)
+    if not is_matrix or not is_plain or value.dtype == torch.bfloat16:
+        why = f"a {value.dim()}-dimensional tensor of layout {value.layout} and type {value.dtype}"
+        return SourceArray(None, why, is_data=True)
     matrix = value.to_sparse_csr()
     parts = map(TensorRows, (matrix.values(), matrix.col_indices(), matrix.crow_indices()))
     return SourceArray(SparseRows(*parts, shape=(matrix.shape[0], matrix.shape[1])))

@@ -1,7 +1,6 @@
 """NodesById: the nodes of one type by the ids in a table, to number the ends of edges. For readers/tables.py.
 
-The ids are written to scratch files, as a dataset stores them. An id is found by its key; then pyarrow
-compares the ids themselves.
+The ids are written to scratch files, as a dataset stores them, and NodeIds finds them there.
 """
 
 from __future__ import annotations
@@ -38,39 +37,25 @@ class NodesById:
     def __init__(self, ntype: str, table: ArrowTable, column: str, *, scratch: Path) -> None:
         self._table, self._column, self._scratch = table, column, scratch
         self.is_text = table.ids_are_text(column)
-        self._pa: Any = importlib.import_module("pyarrow")
         self.arrays: dict[str, Rows] = {}
         scratch.mkdir()
         keys = self._write_ids()
         order = np.argsort(keys, kind="stable")
-        mapped = {
-            "id_key": self._saved("id_key", keys[order]),
-            "id_node": self._saved("id_node", order.astype(position_dtype(len(order)))),
-        }
-        if self.is_text:
-            kind, buffers = self._pa.large_string(), {"id_offset": np.int64, "id": np.uint8}
-        else:
-            kind, buffers = self._pa.int64(), {"id": np.int64}
-        of_ids = [self._pa.py_buffer(self._mapped(*buffer)) for buffer in buffers.items()]
-        self._ids = self._pa.Array.from_buffers(kind, len(keys), [None, *of_ids])
-        self._stored = NodeIds(
-            ntype, len(keys), {role: partial(np.asarray, array) for role, array in mapped.items()}
-        )
-        self._refuse_repeats(ntype, **mapped)
+        self._save("id_key", keys[order])
+        self._save("id_node", order.astype(position_dtype(len(order))))
+        self._stored = NodeIds(ntype, len(keys), {role: partial(self._mapped, role) for role in self.arrays})
+        self._refuse_repeats(ntype)
 
     def nodes_of(self, table: ArrowTable, column: str, target: Path) -> FileRows:
         """The node of each id in a column of a table, int64[rows], in a file; -1: no node has the id."""
         return saved(target, map(self._find, table.ids(column, as_text=self.is_text)))
 
     def _find(self, ids: Any) -> np.ndarray:
-        def are_same(nodes: np.ndarray, queries: np.ndarray) -> np.ndarray:
-            same = self._pa.compute.equal(
-                self._ids.take(self._pa.array(nodes)), ids.take(self._pa.array(queries))
-            )
-            result: np.ndarray = same.fill_null(False).to_numpy(zero_copy_only=False)
-            return result
-
-        return self._stored.find_keys(_keys(ids), are_same)
+        if self.is_text:
+            nodes = self._stored.find_texts(*_text(ids))
+        else:
+            nodes = self._stored.find_numbers(ids.fill_null(0).to_numpy())
+        return np.where(ids.is_null().to_numpy(zero_copy_only=False), -1, nodes)
 
     def _write_ids(self) -> np.ndarray:
         """Write the ids in the order of the nodes. Returns their keys, int64[nodes]."""
@@ -97,14 +82,14 @@ class NodesById:
             self.arrays["id_offset"] = FileRows(self._scratch / "id_offset", (row + 1,), torch.int64)
         return np.concatenate(keys)
 
-    def _saved(self, role: str, values: np.ndarray) -> np.ndarray:
-        """Write an array of a dataset. Returns it, mapped."""
+    def _save(self, role: str, values: np.ndarray) -> None:
+        """Write an array of a dataset."""
         with open(self._scratch / role, "wb") as out:  # tofile() does not say that a disk is full
             out.write(values.data)
         self.arrays[role] = FileRows(self._scratch / role, values.shape, getattr(torch, values.dtype.name))
-        return self._mapped(role, values.dtype)
 
-    def _mapped(self, role: str, dtype: Any) -> np.ndarray:
+    def _mapped(self, role: str) -> np.ndarray:
+        dtype = str(self.arrays[role].dtype).removeprefix("torch.")
         path = self._scratch / role
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
@@ -121,14 +106,14 @@ class NodesById:
                     f"than {MAX_ID_BYTES} bytes, the limit"
                 )
 
-    def _refuse_repeats(self, ntype: str, id_key: np.ndarray, id_node: np.ndarray) -> None:
+    def _refuse_repeats(self, ntype: str) -> None:
         """Raise FormatError for an id of two nodes: of nodes with its key, the first one is found."""
-        equal = np.flatnonzero(id_key[1:] == id_key[:-1])
-        for row in id_node[equal + 1].tolist():
-            ids = self._ids.slice(row, 1)
-            if (first := int(self._find(ids)[0])) != row:
+        keys = self._mapped("id_key")
+        equal = np.flatnonzero(keys[1:] == keys[:-1])
+        for row in self._mapped("id_node")[equal + 1].tolist():
+            if (first := int(self._stored.nodes_of(self._stored, row, row + 1)[0])) != row:
                 places = " and ".join(map(self._table.where, (first, row)))
-                raise FormatError(f"two {ntype!r} nodes have the id {shown(ids[0].as_py())}: {places}")
+                raise FormatError(f"two {ntype!r} nodes have the id {shown(self._stored[row])}: {places}")
 
 
 def _keys(ids: Any) -> np.ndarray:

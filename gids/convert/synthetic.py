@@ -59,21 +59,18 @@ class GraphSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.node_count < 1 or self.dim < 1 or self.degree < 0 or self.seed < 0:
-            raise ValueError(
-                "node_count and dim must be 1 or more, degree and seed 0 or more "
-                f"(got {self.node_count}, {self.dim}, {self.degree}, {self.seed})"
-            )
-        if not 1 <= self.classes <= min(self.node_count, 32767):
-            raise ValueError(f"classes must be 1 to {min(self.node_count, 32767)} (got {self.classes})")
-        if not (0 <= self.homophily <= 1 and 0 <= self.candour <= 1):
-            raise ValueError(f"homophily and candour must be 0 to 1 (got {self.homophily}, {self.candour})")
         splits = (self.train_count, self.val_count, self.test_count)
-        if min(splits) < 0 or sum(splits) > self.node_count:
-            raise ValueError(
-                f"train_count, val_count and test_count must be 0 or more, their sum at most "
-                f"{self.node_count} (got {splits})"
-            )
+        most_classes = min(self.node_count, 32767)
+        for rule, holds in {
+            "node_count and dim must be 1 or more": min(self.node_count, self.dim) >= 1,
+            "degree and seed must be 0 or more": min(self.degree, self.seed) >= 0,
+            f"classes must be 1 to {most_classes}": 1 <= self.classes <= most_classes,
+            "homophily and candour must be 0 to 1": 0 <= self.homophily <= 1 and 0 <= self.candour <= 1,
+            "splits must be 0 or more": min(splits) >= 0,
+            "splits must be at most all nodes": sum(splits) <= self.node_count,
+        }.items():
+            if not holds:
+                raise ValueError(f"{rule} (got {self})")
 
     @property
     def row_bytes(self) -> int:

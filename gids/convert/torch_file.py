@@ -21,7 +21,6 @@ import torch
 from gids.convert.source_files import open_zip, reading, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
-from gids.store.rows import Rows, TensorRows
 from gids.stored_file import opened
 
 
@@ -93,17 +92,6 @@ def load_torch_dict(path: Path, what: str) -> dict[Any, Any]:
 def _can_name() -> bool:
     """Whether this torch can allow classes by name. Before 2.6 it loads tensors only."""
     return tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 6)
-
-
-def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
-    """Rows of a tensor that load_torch mapped from path. Raises FormatError for one without plain values."""
-    on_cpu = values.device.type == "cpu"
-    if not on_cpu or values.layout != torch.strided or values.is_nested or values.is_quantized:
-        kind = "a sparse, quantized or nested tensor" if on_cpu else f"a tensor on {values.device}"
-        raise FormatError(
-            f"{path} holds {kind}; convert it with .cpu(), dequantize() or to_dense() and save it again"
-        )
-    return TensorRows(values)
 
 
 def as_tensor(value: Any) -> Any:

@@ -123,12 +123,12 @@ class NodeIds:
             wanted = self._checked_texts(ids)
             encoded = [id_.encode(errors="surrogatepass") for id_ in wanted]
             data = np.frombuffer(b"".join(encoded), np.uint8)
-            nodes = self._find_texts(data, _bounds(np.fromiter(map(len, encoded), np.int64, len(encoded))))
+            nodes = self.find_texts(data, _bounds(np.fromiter(map(len, encoded), np.int64, len(encoded))))
         else:
             wanted = numbers = np.asarray(ids)
             if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
                 raise TypeError(f"ids of {self.ntype!r} nodes are whole numbers, [n]; got {numbers.dtype}")
-            nodes = self._find_numbers(numbers.astype(np.int64))
+            nodes = self.find_numbers(numbers.astype(np.int64))
             nodes[numbers > np.iinfo(np.int64).max] = -1  # uint64
         unknown = np.flatnonzero(nodes < 0)
         if len(unknown):
@@ -144,14 +144,15 @@ class NodeIds:
         Both store ids of one kind.
         """
         if self.is_text:
-            return self._find_texts(*other._bytes(np.arange(first, stop)))
-        return self._find_numbers(np.array(other._arrays["id"][first:stop]))
+            return self.find_texts(*other._bytes(np.arange(first, stop)))
+        return self.find_numbers(np.array(other._arrays["id"][first:stop]))
 
-    def _find_numbers(self, wanted: np.ndarray) -> np.ndarray:
+    def find_numbers(self, wanted: np.ndarray) -> np.ndarray:
+        """The nodes with these ids, int64[n]; -1: no node."""
         if not self._arrays:
             return np.where((wanted >= 0) & (wanted < self._count), wanted, -1)
         ids = self._arrays["id"]
-        return self.find_keys(number_keys(wanted), lambda nodes, queries: ids[nodes] == wanted[queries])
+        return self._find_keys(number_keys(wanted), lambda nodes, queries: ids[nodes] == wanted[queries])
 
     def _checked_texts(self, ids: object) -> Sequence[str]:
         if isinstance(ids, str) or not isinstance(ids, (Sequence, np.ndarray)):
@@ -161,7 +162,7 @@ class NodeIds:
                 raise TypeError(f"ids of {self.ntype!r} nodes are text, but {id_!r} is not")
         return list(ids)
 
-    def _find_texts(self, data: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    def find_texts(self, data: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         """The nodes with these ids, int64[n]; -1: no node. data, bounds: their UTF-8, as of text_keys()."""
         padded = np.append(data, np.uint8(0))
 
@@ -173,9 +174,9 @@ class NodeIds:
             same &= differ[1:] == differ[:-1]
             return same
 
-        return self.find_keys(text_keys(data, bounds), is_same)
+        return self._find_keys(text_keys(data, bounds), is_same)
 
-    def find_keys(
+    def _find_keys(
         self, keys: np.ndarray, is_same: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> np.ndarray:
         """The node of each key, or -1. is_same(nodes, positions of queries): whether a node has that id."""

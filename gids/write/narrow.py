@@ -51,12 +51,6 @@ class Narrowing:
             return float(scales_of(torch.tensor(largest))) * RELATIVE_BOUND
         return largest * self._relative + self._absolute
 
-    def bounds(self, values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-        """The bound on the error of each value, float64. scales: the stored scale of each value, if any."""
-        if scales is not None:
-            return scales.to(torch.float64) * RELATIVE_BOUND
-        return values.to(torch.float64).abs() * self._relative + self._absolute
-
     @property
     def _relative(self) -> float:
         return torch.finfo(self.dtype).eps / 2

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from gids.convert.array_files import open_npy
+from gids.convert.array_files import array_of, open_npy
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.source import Choices, Reader, Source, split_relation
 from gids.convert.source_files import import_library, reading, shown
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.text_table import read_matrix, read_pairs
-from gids.convert.torch_file import load_torch, mapped_rows
+from gids.convert.torch_file import load_torch
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import GeneratedRows, Rows, as_int64, checked_ids, read_range
+from gids.write.narrow import cast_exactly
 
 Entry = dict[str, Any]
 OpenArray = Callable[[str, Entry], Rows]
@@ -88,7 +89,7 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
     elif kind == "csv":
         rows = read_pairs(file, scratch) if part == "edges" else read_matrix(file, scratch)
     elif kind == "torch" and isinstance(values := load_torch(file), torch.Tensor):
-        rows = mapped_rows(values, file)
+        rows = array_of(values).rows
     if rows is None or not rows.shape:
         raise FormatError(f"{file} must hold an array of numbers in format {shown(kind)}")
     return rows
@@ -117,10 +118,7 @@ def _read_task(name: str, task: Entry, open_array: OpenArray, source: Source) ->
             for entry in [] if ":" in ntype else _entries(part, "data"):  # seeds of a relation
                 key = _value(entry, "name", "seeds")
                 if key in arrays:
-                    raise FormatError(
-                        f"metadata.yaml: {role} of {shown(ntype)} has two arrays called {shown(key)}, or "
-                        "without a name; call one seeds and the other labels"
-                    )
+                    raise FormatError(f"metadata.yaml: {role} of {shown(ntype)} has two arrays {shown(key)}")
                 arrays[key] = open_array("tasks", entry)
             seeds = arrays.get("seeds", arrays.get("seed_nodes"))
             if seeds is None or len(seeds.shape) != 1:
@@ -153,17 +151,11 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
     is_last = torch.ones(len(ids), dtype=torch.bool)
     is_last[:-1] = ids[1:] != ids[:-1]
     labels = [values for _, values in parts]
-    if len({values.shape[1:] for values in labels}) > 1:
-        shapes = ", ".join(str(list(values.shape)) for values in labels)
-        raise FormatError(f"the labels of the sets have the shapes {shapes}: save all in one shape")
     if len({values.dtype for values in labels}) > 1:  # float32 does not hold all whole numbers
-        whole = (values for values in labels if not values.is_floating_point())
-        if any(bool((values.abs() > 1 << 53).any()) for values in whole):
-            raise FormatError(
-                "the labels of one set are whole numbers beyond 2^53, and those of another floating: save "
-                "them with one type"
-            )
-        labels = [values.to(torch.float64) for values in labels]
+        wide = [torch.empty(values.shape, dtype=torch.float64) for values in labels]
+        for values, out in zip(labels, wide, strict=True):
+            cast_exactly(values, out)
+        labels = wide
     ids, values = ids[is_last], torch.cat(labels)[order[is_last]]
     missing = float("nan") if values.dtype.is_floating_point else -1
 
@@ -184,7 +176,7 @@ def _check_types(entries: list[Entry], known: list[Any]) -> None:
         if types and type_ not in types:
             raise FormatError(
                 f"metadata.yaml: {shown(entry)} is of type {describe_type(type_)}, but the graph has "
-                f"{', '.join(map(describe_type, types))} (without `type`: {NODE} or {':'.join(RELATION)})"
+                f"{', '.join(map(describe_type, types))}"
             )
 
 

@@ -6,7 +6,6 @@ Does not need torch_geometric: torch_file loads its objects as records of their 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from gids.convert.labels import find_times
 from gids.convert.readers.arrays import single
 from gids.convert.source import Choices, InEdges, Reader, Source, whole_number
 from gids.convert.source_files import shown
-from gids.convert.torch_file import as_tensor, is_torch_file, load_torch, mapped_rows
+from gids.convert.torch_file import as_tensor, is_torch_file, load_torch
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import TensorRows
@@ -152,7 +151,7 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
         return tensors["adj_t"].shape[1]
     if (edges := tensors.get("edge_index")) is None or edges.dim() != 2 or len(edges) != 2:
         return None
-    return max(1 + largest_id(mapped_rows(row, path)) for row in edges)
+    return max(1 + largest_id(TensorRows(row)) for row in edges)
 
 
 def _links(tensors: Mapping[str, torch.Tensor]) -> set[str]:
@@ -197,7 +196,7 @@ class _Graph:
             if (matrix := _matrix(tensors)) is not None:
                 self._count_matrix(relation, matrix)
         ends = (
-            (ntype, mapped_rows(row, self._path))
+            (ntype, TensorRows(row))
             for relation, tensors in relations.items()
             if "edge_index" in tensors and tensors["edge_index"].dim() == 2
             for ntype, row in zip(relation[::2], tensors["edge_index"], strict=False)
@@ -250,13 +249,14 @@ class _Graph:
         The id of an edge is the position of its entry.
         """
         source = self.source
-        rows = partial(mapped_rows, path=self._path)
         if matrix.layout == torch.sparse_coo:
-            destinations, sources = (rows(positions) for positions in matrix._indices())
+            destinations, sources = map(TensorRows, matrix._indices())
             source.graphs[relation] = edge_list(sources, destinations, **source.ends(relation))
         else:
-            source.graphs[relation] = InEdges(rows(matrix.crow_indices()), rows(matrix.col_indices()), None)
-        add_weights(source, relation, rows(_matrix_values(matrix)))
+            source.graphs[relation] = InEdges(
+                TensorRows(matrix.crow_indices()), TensorRows(matrix.col_indices()), None
+            )
+        add_weights(source, relation, TensorRows(_matrix_values(matrix)))
 
 
 _LAYOUT = """\
