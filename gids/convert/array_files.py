@@ -200,7 +200,6 @@ def _open_member(
     with reading(where), archive.open(member) as file:  # which compares the header with the directory's
         header = read_npy_header(cast(BinaryIO, file), where)
         start = file.tell()
-    offset = _data_offset(path, member)
     shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
@@ -211,13 +210,13 @@ def _open_member(
             f"{dtype} needs {needed}"
         )
     if member.compress_type == zipfile.ZIP_STORED:
-        return _in_place(path, header, offset + start)
+        return _in_place(path, header, _data_offset(path, member) + start)
     if is_fortran and len(shape) > 1:
         check_space([(unpacked.parent, member.file_size)])
         with archive.open(member) as packed, open(unpacked, "wb") as out:
             shutil.copyfileobj(packed, out, _COPY_BYTES)
         return open_npy(unpacked, where=where)
-    return SourceArray(PackedRows(path, member, offset, shape, torch_dtype, offset=start))
+    return SourceArray(PackedRows(path, member, shape, torch_dtype, offset=start))
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:

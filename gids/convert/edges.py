@@ -92,9 +92,10 @@ def add_weights(source: Source, relation: Relation, weights: Rows) -> None:
 
 
 def end_columns(
-    names: Sequence[str], what: str, chosen: Sequence[str | None] = (None, None)
+    names: Sequence[str], what: str, chosen: Sequence[str | None] = (None, None), cure: str = ""
 ) -> tuple[int, int]:
-    """The positions of the columns of sources and destinations. what: has these columns, in messages.
+    """The positions of the columns of sources and destinations. what: has these columns, in messages. cure:
+    their end.
 
     chosen: their names. Raises FormatError unless exactly one column has this name, or, if it is None, a name
     of sources or of destinations in any case.
@@ -106,7 +107,7 @@ def end_columns(
         if sum(wanted) != 1:
             raise FormatError(
                 f"{what} have the columns {', '.join(names)}; exactly one must "
-                f"be named {' or '.join(usual) if column is None else shown(column)}"
+                f"be named {' or '.join(usual) if column is None else shown(column)}{cure}"
             )
         ends.append(wanted.index(True))
     return ends[0], ends[1]

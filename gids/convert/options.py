@@ -9,7 +9,20 @@ from typing import Any
 
 DEFAULT_SPLIT = (0.6, 0.2, 0.2)
 _FREE = ("workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
-_OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids", "times": "--no-times"}
+_OPTIONS = {
+    "dtypes": "--dtype",
+    "scales": "--scale",
+    "keep_edge_ids": "--no-edge-ids",
+    "times": "--no-times",
+    "allow_dirs": "--allow-dir",
+    "others": "several SRC",
+    "dtype": "--dtype of raw data",
+}
+
+
+def option_name(name: str) -> str:
+    """The option of `gids convert` that a field of Options or Choices comes from."""
+    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True)
@@ -49,4 +62,4 @@ class Options:
         """The options that a resumed conversion must have in common with the first run."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
         values["stripe"] = [os.path.realpath(d) for d in self.stripe]
-        return {_OPTIONS.get(name, f"--{name.replace('_', '-')}"): v for name, v in values.items()}
+        return {option_name(name): value for name, value in values.items()}

@@ -363,10 +363,9 @@ class _Conversion:
         yield main, 8 * sum(math.prod(labels.shape) for labels in source.labels.values())
         yield main, 8 * sum(ids.shape[0] for splits in source.splits.values() for ids in splits.values())
         yield main, 8 * sum(nodes.get(ntype, 0) for ntype in source.labels.keys() - source.splits.keys())
-        heat = source.stored.heat.values() if source.stored is not None else ()
-        yield main, 4 * sum(rows.shape[0] for methods in heat for rows in methods.values())
         yield main, 8 * sum(nodes[ntype] for ntype in source.node_times)
-        for arrays in source.ids.values():
+        heat = {} if source.stored is None else source.stored.heat
+        for arrays in [*source.ids.values(), *heat.values()]:
             yield main, sum(rows.shape[0] * rows.dtype.itemsize for rows in arrays.values())
 
 

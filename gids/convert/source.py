@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import numpy as np
 import torch
 
+from gids.convert.options import option_name
 from gids.convert.source_files import shown
 from gids.convert.stream_rows import PackedRows
 from gids.errors import FormatError
@@ -368,21 +369,16 @@ class Choices:
 
     def key(self) -> dict[str, Any]:
         """The options that a resumed conversion must have in common with the first run."""
-        return {_option(f.name): getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
+        return {option_name(f.name): getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
 
     def changed(self) -> list[str]:
         """The options that are not as by default, except --dtype, which also applies to tables."""
         default = Choices()
         names = [f.name for f in fields(self) if f.name != "dtype"]
-        return [_option(name) for name in names if getattr(self, name) != getattr(default, name)]
+        return [option_name(name) for name in names if getattr(self, name) != getattr(default, name)]
 
 
 _FREE = ("allow_dirs", "others")
-_OPTIONS = {"allow_dirs": "--allow-dir", "others": "several SRC", "dtype": "--dtype of raw data"}
-
-
-def _option(name: str) -> str:
-    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True)

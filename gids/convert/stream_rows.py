@@ -95,32 +95,29 @@ class _Piece:
 class PackedRows(StreamRows):
     """Rows of a C-order array in a deflated member of a zip file.
 
-    start: where the packed bytes of the member begin in the file. offset: of the array in the member.
+    offset: of the array in the member.
     """
 
     def __init__(
         self,
         path: Path,
         member: zipfile.ZipInfo,
-        start: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         *,
         offset: int,
     ) -> None:
-        self._member, self._offset = (path, member, start), offset
+        self._member, self._offset = (path, member), offset
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         super().__init__(shape, dtype, lambda row: (row, self._tensors(row)))
 
     def _tensors(self, row: int) -> Iterator[torch.Tensor]:
         """The rows from `row` on. Raises FormatError for damage, and for a wrong checksum at the end."""
-        path, member, start = self._member
+        path, member = self._member
         if not self._row_bytes:
             yield torch.empty(self.shape[0] - row, *self.shape[1:], dtype=self.dtype)
             return
-        with open(path, "rb") as file:
-            file.seek(start)
-            packed = zipfile.ZipExtFile(file, "r", member)
+        with zipfile.ZipFile(path) as archive, archive.open(member) as packed:
             with reading(f"{path}, member {member.filename},"):
                 packed.seek(self._offset + row * self._row_bytes)
             while row < self.shape[0]:
@@ -131,7 +128,8 @@ class PackedRows(StreamRows):
                     data = packed.read(count * self._row_bytes + beyond)
                 if len(data) < count * self._row_bytes:
                     raise FormatError(f"{path} is truncated in its member {member.filename}")
-                os.posix_fadvise(file.fileno(), start, file.tell() - start, os.POSIX_FADV_DONTNEED)
+                if archive.fp is not None:
+                    os.posix_fadvise(archive.fp.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 values = np.frombuffer(bytearray(data[: count * self._row_bytes]), np.uint8)
                 tensor = torch.from_numpy(values).view(self.dtype)
                 yield make_bools_proper(tensor.view(count, *self.shape[1:]))
@@ -169,11 +167,12 @@ def column_of(rows: Rows, index: int) -> Rows:
     return derived(rows, lambda block, _: block[:, index], rows.dtype)
 
 
-def saved(path: Path, pieces: Iterable[np.ndarray]) -> FileRows:
-    """Pieces of an array of one dimension, int64, in a file that is written now."""
+def saved(path: Path, pieces: Iterable[np.ndarray], like: Rows | None = None) -> FileRows:
+    """Pieces of an array in a file that is written now: rows like others; None: int64, of one dimension."""
     count = 0
     with open(path, "wb") as out:
         for piece in pieces:
             out.write(piece.data)
             count += len(piece)
-    return FileRows(path, (count,), torch.int64)
+    shape, dtype = ((), torch.int64) if like is None else (like.shape[1:], like.dtype)
+    return FileRows(path, (count, *shape), dtype)

@@ -138,7 +138,11 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
     ("content", "arguments", "message"),
     [
         ("1,2,3,4\n", (), "has 4 columns; edges must have 2"),
-        ("1.5,2\n", (), "e.csv has ids that are not whole numbers of int64; if the ends of edges are ids, convert"),
+        (
+            "1.5,2\n",
+            (),
+            "e.csv has ids that are not whole numbers of int64; if the ends of edges are ids, convert",
+        ),
         ("# ids\n\nsrc,dst\n0,x\n", (), "'x' is no number ("),
         ("0,1\nsrc,dst\n", (), "e.csv, row 2); if the ends of edges are ids, convert them together with a"),
         (

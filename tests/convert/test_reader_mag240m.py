@@ -69,7 +69,7 @@ test_a_bad_dataset_is_refused = refuses(
         lambda root: save_arrays(root / "processed/paper", node_label=LABEL + 0.5),
         "a class must be a whole number",
     ),
-    (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "lacks the number of 'author' nodes"),
+    (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "meta.pt is None; it must be a whole number"),
     (lambda root: truncate(root / "split_dict.pt"), "is truncated"),
     (
         lambda root: (root / "processed/paper/feat.pq").touch(),

@@ -175,7 +175,7 @@ test_a_bad_binary_dataset_is_refused = refuses(
     (data(num_nodes_list=np.array([NODES, 3])), "is for 2 graphs"),
     (data(num_edges_list=np.array([EDGES + 1])), f"edge_index has {EDGES} edges, but num_edges_list gives"),
     (data(edge_index=None), "lacks edge_index"),
-    (data(num_nodes_list=None), "lacks the number of nodes or edges"),
+    (data(num_nodes_list=None), "but lacks num_nodes_list"),
     (damage("node_feat"), "member node_feat.npy, cannot be read"),
     (lambda root: truncate(root / "raw/data.npz"), "cannot be read"),
     (lambda root: (root / "raw/node-label.npz").write_bytes(b"PK\x03\x04"), "cannot be read"),

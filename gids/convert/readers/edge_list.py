@@ -12,7 +12,7 @@ from pathlib import Path
 from gids.convert.array_files import is_npy, open_numbers
 from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, have_ends, is_edge_array
 from gids.convert.readers.arrays import ArraysByType, directory_arrays
-from gids.convert.readers.tables import add_edge_columns, is_node_csv
+from gids.convert.readers.tables import edge_tables, is_node_csv
 from gids.convert.source import Choices, Reader, Source, described
 from gids.convert.source_files import starts_with
 from gids.convert.table_files import tables_in
@@ -93,11 +93,8 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
     if not count:
         raise FormatError(f"{file} has no edges")
     if names:
-        try:
-            ends = end_columns(names, f"the edges of {file}")
-        except FormatError as error:
-            cure = "if these are nodes, call the file nodes.csv, or give --id-column"
-            raise FormatError(f"{error}; {cure}") from None
+        cure = "; if these are nodes, call the file nodes.csv, or give --id-column"
+        ends = end_columns(names, f"the edges of {file}", cure=cure)
     elif count not in (2, 3, 4 if starts_with(file, b"%") else 3):
         raise FormatError(
             f"{file} has {count} columns; edges must have 2, or 3 with weights, or names in the first line"
@@ -111,7 +108,7 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
                 f"{why}; if the ends of edges are ids, convert them together with a table of nodes that has "
                 f"these ids: gids convert nodes.csv {file.name} DST"
             )
-    add_edge_columns(source, RELATION, table, [names[end] for end in ends])
+    source.tables += edge_tables(source, RELATION, table, [names[end] for end in ends])
     return [table.rows([names[end]]) for end in ends]
 
 

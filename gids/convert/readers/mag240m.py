@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gids.convert.array_files import array_of, open_numbers
+from gids.convert.array_files import open_numbers
 from gids.convert.edges import edge_rows
 from gids.convert.labels import normalised
+from gids.convert.readers.ogb import read_split_dict
 from gids.convert.source import Choices, Reader, Source, folders_in, split_relation
 from gids.convert.torch_file import load_torch_dict
-from gids.errors import FormatError
 
 _FOLDER = "mag240m_kddcup2021"
 _SPLITS = {"train": "train", "valid": "val", "test": "test", "test-whole": "test"}
@@ -32,16 +32,15 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     relations = {f: split_relation(f.name, "___", f) for f in folders if "___" in f.name}
     types = {f.name for f in folders if f not in relations}
     for ntype in sorted(types.union(*(relation[::2] for relation in relations.values()))):
-        if ntype not in counts:
-            raise FormatError(f"{root / 'meta.pt'} lacks the number of {ntype!r} nodes")
-        source.add_nodes(ntype, counts[ntype], f"{ntype!r} of {root / 'meta.pt'}")
+        source.add_nodes(ntype, counts.get(ntype), f"{ntype!r} of {root / 'meta.pt'}")
     for folder in folders:
         if relation := relations.get(folder):
             file = source.uses(folder / "edge_index.npy")
             source.graphs[relation] = edge_rows(open_numbers(file), str(file), **source.ends(relation))
         else:
             _read_nodes(folder, source)
-    _read_splits(root / "split_dict.pt", source)
+    if (root / "split_dict.pt").is_file():
+        read_split_dict(root / "split_dict.pt", source, _SPLITS, "paper")
     return source
 
 
@@ -52,15 +51,6 @@ def _read_nodes(folder: Path, source: Source) -> None:
             source.add_labels(folder.name, normalised(rows, are_classes=True), str(file))
         else:
             source.add_node_table(folder.name, key, rows, str(file))
-
-
-def _read_splits(file: Path, source: Source) -> None:
-    if not file.is_file():
-        return
-    splits = load_torch_dict(source.uses(file), "splits")
-    for name, split in _SPLITS.items():
-        if name in splits and (rows := array_of(splits[name]).take(name, file, source)) is not None:
-            source.add_split("paper", split, rows)
 
 
 _LAYOUT = """\

@@ -7,6 +7,7 @@ several types. Reads .npz files as streams, and parses text to a scratch file fi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -51,13 +52,13 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
     file, labels = raw / "data.npz", raw / "node-label.npz"
     arrays = NamedArrays(str(file), open_npz(source.uses(file), scratch).items(), source)
-    count = _only(arrays.take("num_nodes_list"), file)
-    source.add_nodes(NODE, count, "num_nodes_list")
-    edge_index = arrays.take("edge_index")
-    if edge_index is None:
+    taken = arrays.take_all(("edge_index", "num_nodes_list", "num_edges_list"))
+    if not taken:
         raise FormatError(f"{file} lacks edge_index")
-    edges = edge_rows(edge_index, f"edge_index of {file}", num_src=count, num_dst=count)
-    _check_count(edges.count, _only(arrays.take("num_edges_list"), file), "edge_index", "num_edges_list")
+    count = _only(taken[1], file)
+    source.add_nodes(NODE, count, "num_nodes_list")
+    edges = edge_rows(taken[0], f"edge_index of {file}", num_src=count, num_dst=count)
+    _check_count(edges.count, _only(taken[2], file), "edge_index", "num_edges_list")
     source.graphs[RELATION] = edges
     for name, rows in arrays.rest():
         if name.startswith("edge_"):
@@ -84,11 +85,8 @@ def _read_types(raw: Path, scratch: Path, source: Source) -> None:
     if len(counts) != 1 or len(counts[0]) != len(names):
         raise FormatError(f"{counted} is for {len(counts)} graphs; it must be for one")
     for ntype, count in zip(names, counts[0], strict=True):
-        if not count.isdecimal():
-            raise FormatError(
-                f"{counted} gives {shown(count)} nodes of {shown(ntype)}; it must be a whole number"
-            )
-        source.add_nodes(ntype, int(count), counted.name)
+        number = int(count) if count.isdecimal() else count
+        source.add_nodes(ntype, number, f"{counted}, for {shown(ntype)},")
     listed = raw / "triplet-type-list.csv.gz"
     for relation in sorted(_words(listed)):
         if len(relation) != 3 or tuple(relation) in source.graphs:
@@ -147,7 +145,7 @@ def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
         raise FormatError(f"{folder} has the splits {[k.name for k in kinds]}; keep one of them")
     for kind in kinds:
         if (kind / "split_dict.pt").is_file():
-            _read_split_dict(kind / "split_dict.pt", source)
+            read_split_dict(kind / "split_dict.pt", source)
             continue
         for ntype, part in product(source.nodes, _PARTS):
             file = kind / ntype / f"{part}.csv.gz"
@@ -160,11 +158,14 @@ def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
                 source.add_split(ntype, _PARTS[part], column_of(ids, 0))
 
 
-def _read_split_dict(file: Path, source: Source) -> None:
-    parts = load_torch_dict(source.uses(file), "splits")
-    for part, split in _PARTS.items():
-        by_type = parts.get(part)
-        for ntype, ids in by_type.items() if isinstance(by_type, dict) else [(NODE, by_type)]:
+def read_split_dict(
+    file: Path, source: Source, parts: Mapping[str, str] = _PARTS, default: str = NODE
+) -> None:
+    """Read splits of one node type, or by node type. parts: name in the file -> split. default: the type."""
+    saved = load_torch_dict(source.uses(file), "splits")
+    for part, split in parts.items():
+        by_type = saved.get(part)
+        for ntype, ids in by_type.items() if isinstance(by_type, dict) else [(default, by_type)]:
             if ids is not None and not source.skips(part):
                 check_name(ntype, f"a node type of {file}")
                 rows = array_of(ids).take(part, file, source)
@@ -172,10 +173,8 @@ def _read_split_dict(file: Path, source: Source) -> None:
                     source.add_split(ntype, split, rows)
 
 
-def _only(counts: Rows | None, file: Path) -> int:
+def _only(counts: Rows, file: Path) -> int:
     """The one number of a list with one entry per graph."""
-    if counts is None:
-        raise FormatError(f"{file} lacks the number of nodes or edges")
     if (count := math.prod(counts.shape)) != 1:
         raise FormatError(f"{file} is for {count} graphs; it must be for one")
     return numbers(counts, 1, f"the count in {file}")[0]

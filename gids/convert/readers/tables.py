@@ -32,13 +32,13 @@ from gids.convert.source import (
     once_each,
 )
 from gids.convert.source_files import shown
-from gids.convert.stream_rows import BLOCK_BYTES
+from gids.convert.stream_rows import BLOCK_BYTES, saved
 from gids.convert.table_files import Tables, check_order, file_stem, table_files, tables_in
 from gids.convert.text_table import UNNAMED, TextTable, is_csv, table_layout
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation, describe_type
-from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
+from gids.store.rows import FileRows, Rows, blocks, read_range
 from gids.write.edges import edge_list
 
 _NUMBERED = re.compile(r"(.+)_\d+")  # pos_0, pos_1, …: columns of one table
@@ -176,10 +176,8 @@ def _ends(relation: Relation, names: Sequence[str], choices: Choices) -> tuple[s
     """The columns of sources and of destinations. Raises FormatError."""
     name = ".".join(relation)
     chosen = [columns.get(name, columns.get("")) for columns in (choices.src_column, choices.dst_column)]
-    try:
-        src, dst = end_columns(names, f"edges {describe_type(relation)}", chosen)
-    except FormatError as error:
-        raise FormatError(f"{error}; or choose columns with --src-column and --dst-column") from None
+    cure = "; or choose columns with --src-column and --dst-column"
+    src, dst = end_columns(names, f"edges {describe_type(relation)}", chosen, cure)
     return names[src], names[dst]
 
 
@@ -317,14 +315,17 @@ class _Reading:
             else:
                 numbers.append(table.number_ids(end) if ntype in self._ids else table.rows([end]))
         kept = self._without_unknown(relation, table, ends, numbers)
-        src, dst = numbers if kept is None else (_selected(rows, kept) for rows in numbers)
-        source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
-        add_edge_columns(source, relation, table, ends, kept)
+        made = edge_tables(source, relation, table, ends)
+        if kept is not None:
+            numbers = [_selected(rows, kept, self._place()) for rows in numbers]
+            made = [replace(t, rows=_selected(t.rows, kept, self._place())) for t in made]
+        source.graphs[relation] = edge_list(*numbers, **source.ends(relation))
+        source.tables += made
 
     def _without_unknown(
         self, relation: Relation, table: ArrowTable, ends: tuple[str, str], numbers: Sequence[Rows]
     ) -> Rows | None:
-        """The rows of the edges whose ends are known; None: all.
+        """Whether the ends of each edge are known, bool[edges]; None: all are.
 
         Raises FormatError for other edges, unless they are to be dropped.
         """
@@ -348,7 +349,7 @@ class _Reading:
                             "edges with --drop-unknown"
                         )
                 if drops:
-                    out.write((start + np.flatnonzero(kept)).data)
+                    out.write(kept.data)
                     count += int(kept.sum())
         if not example:
             return None
@@ -360,7 +361,7 @@ class _Reading:
             f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
             f"ends no nodes have as their ids, such as {example}"
         )
-        return FileRows(target, (count,), torch.int64)
+        return FileRows(target, (table.row_count,), torch.bool)
 
     def _unknown(self, ntype: str, table: ArrowTable, end: str, row: int) -> str:
         """A sentence about the end of an edge that is no node's id, and the id that it resembles."""
@@ -388,30 +389,17 @@ def _id_at(table: ArrowTable, column: str, row: int) -> str | int | None:
     raise AssertionError("the row is in the table")
 
 
-def _selected(rows: Rows, kept: Rows) -> Rows:
-    """Some of the rows. kept: their numbers, ascending."""
-    step = max(1, BLOCK_BYTES // max(1, int(np.prod(rows.shape[1:])) * rows.dtype.itemsize))
-
-    def fill(start: int, out: torch.Tensor) -> None:
-        numbers = read_range(kept, start, start + len(out)).numpy()
-        done = 0
-        while done < len(numbers):
-            first = int(numbers[done])
-            stop = int(np.searchsorted(numbers, first + step))
-            block = read_range(rows, first, int(numbers[stop - 1]) + 1).numpy()
-            out.numpy()[done:stop] = block[numbers[done:stop] - first]
-            done = stop
-
-    return GeneratedRows((kept.shape[0], *rows.shape[1:]), rows.dtype, fill)
+def _selected(rows: Rows, kept: Rows, target: Path) -> FileRows:
+    """Some of the rows, in a file that is written now. kept: bool[rows]."""
+    found = blocks(rows, BLOCK_BYTES)
+    return saved(target, (block[read_range(kept, at, at + len(block))].numpy() for at, block in found), rows)
 
 
-def add_edge_columns(
-    source: Source, relation: Relation, table: ArrowTable, ends: Collection[str], kept: Rows | None = None
-) -> None:
-    """Add the tables of a relation. kept: the numbers of the edges to take; None: all."""
-    for group in _grouped(table, source, ends, relation):
-        made = _table(table, relation, *group)
-        source.tables.append(made if kept is None else replace(made, rows=_selected(made.rows, kept)))
+def edge_tables(
+    source: Source, relation: Relation, table: ArrowTable, ends: Collection[str]
+) -> list[TableSource]:
+    """The tables of a relation, of all columns but its ends."""
+    return [_table(table, relation, *group) for group in _grouped(table, source, ends, relation)]
 
 
 def _table(
