@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -180,8 +180,8 @@ def open_safetensors(path: Path) -> dict[str, SourceArray]:
 
 
 def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
-    """The arrays of a .npz file by name. Raises FormatError."""
-    arrays = {}
+    """The arrays of a .npz file by name, also those of a SciPy sparse matrix. Raises FormatError."""
+    arrays: dict[str, SourceArray] = {}
     with open_zip(path) as archive:
         for number, member in enumerate(archive.infolist()):
             if member.filename.endswith(".npy"):
@@ -189,7 +189,7 @@ def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
                 arrays[member.filename.removesuffix(".npy")] = _open_member(path, archive, member, unpacked)
             else:
                 arrays[member.filename] = SourceArray(None, "not an array")
-    return arrays
+    return _sparse_parts(path, arrays) if {"format", "shape", "data"} <= arrays.keys() else arrays
 
 
 def _open_member(
@@ -281,16 +281,9 @@ class SparseRows:
             np.add.at(flat, rows * self.shape[1] + columns, read_range(self._data, first, last).numpy())
 
 
-def is_scipy_sparse(names: Container[str]) -> bool:
-    """Whether the arrays of a .npz file are a SciPy sparse matrix."""
-    return "format" in names and "shape" in names and "data" in names
-
-
-def as_sparse_parts(path: Path, arrays: Mapping[str, SourceArray], role: str = "") -> dict[str, SourceArray]:
-    """The arrays of a CSR matrix as adj_data, … or attr_data, …. Raises FormatError for another form.
-
-    role: "adj" or "attr" (default: "adj" for a square matrix).
-    """
+def _sparse_parts(path: Path, arrays: Mapping[str, SourceArray]) -> dict[str, SourceArray]:
+    """The arrays of SciPy's CSR matrix as adj_data, …, or as attr_data, …, for a matrix that is not square or
+    a file with that name. Raises FormatError for another form."""
     form = _form_of(path)
     if form != "csr" or any(name not in arrays for name in _CSR_PARTS):
         raise FormatError(
@@ -300,8 +293,8 @@ def as_sparse_parts(path: Path, arrays: Mapping[str, SourceArray], role: str = "
     shape = arrays["shape"].rows
     if shape is None:
         raise FormatError(f"{path} is a SciPy sparse matrix, but its shape is not two whole numbers")
-    if not role:
-        role = "adj" if len(set(numbers(shape, 2, f"the shape of {path}"))) == 1 else "attr"
+    is_square = len(set(numbers(shape, 2, f"the shape of {path}"))) == 1
+    role = path.stem if path.stem in ("adj", "attr") else "adj" if is_square else "attr"
     return {f"{role}_{name}": arrays[name] for name in _CSR_PARTS}
 
 

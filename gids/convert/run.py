@@ -215,7 +215,7 @@ class _Conversion:
             if known != count:
                 raise FormatError(
                     f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} "
-                    f"has {count} rows"
+                    f"has {count} rows; leave it out with --skip {table.key}"
                 )
             if not self.options.keep_edge_ids:
                 raise FormatError(f"table {table.key!r} of edges needs edge ids: remove --no-edge-ids")

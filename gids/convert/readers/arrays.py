@@ -14,9 +14,7 @@ from urllib.parse import unquote
 from gids.convert.array_files import (
     SourceArray,
     SparseRows,
-    as_sparse_parts,
     is_npy,
-    is_scipy_sparse,
     open_hdf5,
     open_npy,
     open_npz,
@@ -65,10 +63,6 @@ _OPEN: dict[str, Opener] = {
     ".hdf5": lambda path, _: open_hdf5(path),
     ".safetensors": lambda path, _: open_safetensors(path),
 }
-_MEANING = {
-    "adj_": "square, so it is the graph: row u lists the destinations of u",
-    "attr": "not square, so it is table feat",
-}
 
 
 def _in_folder(folder: Path, scratch: Path, source: Source) -> Iterator[tuple[str, SourceArray]]:
@@ -76,14 +70,7 @@ def _in_folder(folder: Path, scratch: Path, source: Source) -> Iterator[tuple[st
     for path in sorted(p for p in folder.iterdir() if p.suffix in _OPEN and p not in source.used):
         if source.skips(path.name):
             continue
-        members = _OPEN[path.suffix](source.uses(path), scratch)
-        if is_scipy_sparse(members):
-            if path.stem not in ("adj", "attr"):
-                raise FormatError(
-                    f"{path} is a SciPy sparse matrix: call it adj.npz (graph) or attr.npz (features)"
-                )
-            members = as_sparse_parts(path, members, path.stem)
-        yield from members.items()
+        yield from _OPEN[path.suffix](source.uses(path), scratch).items()
 
 
 class NamedArrays:
@@ -284,9 +271,6 @@ def _opener(path: Path) -> Opener | None:
 def _read_members(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
     members = (_opener(path) or open_npz)(path, scratch)
-    if is_scipy_sparse(members):
-        members = as_sparse_parts(path, members)
-        source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(members))[:4]]}")
     return _of_one_type(NamedArrays(path.name, members.items(), source)).read(source)
 
 

@@ -205,7 +205,7 @@ class _Graph:
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
         tensors = _tensors(store)
-        links, count, matrix = _links(tensors), _edge_count(tensors), _matrix(tensors)
+        links, matrix = _links(tensors), _matrix(tensors)
         is_listed = "edge_index" in tensors
         if (is_listed and matrix is not None) or ("adj" in tensors and not is_listed and matrix is None):
             raise FormatError(
@@ -223,11 +223,6 @@ class _Graph:
             elif key == "edge_index":
                 ends = self.source.ends(relation)
                 self.source.graphs[relation] = edge_rows(rows, f"edge_index of {relation}", **ends)
-            elif count is not None and rows.shape[0] != count:
-                raise FormatError(
-                    f"relation {describe_type(relation)} has {count} edges, but its table {key!r} has "
-                    f"{rows.shape[0]} rows; leave it out with --skip {key}"
-                )
             else:
                 self.source.add_edge_table(relation, key, rows)
 

@@ -319,7 +319,8 @@ class _Reading:
         if kept is not None:
             numbers = [_selected(rows, kept, self._place()) for rows in numbers]
             made = [replace(t, rows=_selected(t.rows, kept, self._place())) for t in made]
-        source.graphs[relation] = edge_list(*numbers, **source.ends(relation))
+        src, dst = numbers
+        source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
         source.tables += made
 
     def _without_unknown(
