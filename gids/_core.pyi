@@ -176,6 +176,8 @@ def open_engine(
     direct: bool,
     max_read_bytes: int,
     max_merge_bytes: int,
+    staging_slots: int = 0,
+    staging_bytes: int = ...,
     descriptors: list[int] = ...,
 ) -> Engine: ...
 def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...

@@ -7,9 +7,11 @@
 #include <cstring>
 #include <future>
 #include <stdexcept>
+#include <utility>
 
 #include <unistd.h>
 
+#include "io/bounce.h"
 #include "io/clock.h"
 #include "io/file.h"
 #include "io/request.h"
@@ -22,6 +24,10 @@ constexpr u32 attempts_max = 16;  // EINTR and EAGAIN of one request
 
 u64 align_down(u64 a, u64 b) { return a - a % b; }
 bool transient(int error) { return error == EINTR || error == EAGAIN; }
+
+// Merged reads from this length on go through staging. The kernel reads into two or three pieces of memory at full
+// speed, but into 16 pages at less than half of it.
+constexpr u64 staged_bytes = 64u << 10;
 
 constexpr size_t first_part = 4096;  // reads of a large batch that are sorted before the first one is issued
 constexpr size_t sorted_at_once = 2 * first_part;  // reads of a batch that is not large
@@ -76,6 +82,13 @@ Engine::Engine(std::string name, const std::vector<std::string>& paths, const Op
   // An extent that starts and ends amid two blocks is longer than its bytes by almost two blocks.
   slot_bytes_ = static_cast<u32>(align_up(options_.max_read_bytes, alignment_));
   if (alignment_ > 1) slot_bytes_ += alignment_;
+  if (options_.staging_slots) {
+    const u64 bytes = std::max<u64>(options_.staging_bytes, staged_bytes);
+    options_.staging_bytes = static_cast<u32>(align_up(bytes, alignment_));
+    staging_ = std::make_shared<BouncePool>(options_.staging_slots, options_.staging_bytes, true);
+    for (u32 i = options_.staging_slots; i-- > 0;) free_staging_.push_back(staging_->slot(i));
+    bounce_bytes_ = staging_->bytes();
+  }
   note_ =
       options_.direct ? "direct I/O in units of " + std::to_string(alignment_) + " B" : "buffered by the page cache";
 }
@@ -170,6 +183,8 @@ void Engine::cancel(Batch& batch) {
     const auto at = std::find(queue_.begin(), queue_.end(), &batch);
     if (at == queue_.end()) return;
     queue_.erase(at);
+    needs_staging_ = false;
+    queue_cv_.notify_all();
     runs.swap(batch.runs_);
   }
   u32 cancelled = 0;
@@ -199,7 +214,46 @@ bool Engine::aligned(const Read& r) const {
          (reinterpret_cast<uintptr_t>(r.dest) & (memory_alignment_ - 1)) == 0;
 }
 
-// Fills one request from the head of the queue. The queue mutex is held.
+// Successive reads that one request takes.
+struct Engine::Merge {
+  u32 count = 1;
+  u64 offset, end, extent_end;  // the extent is aligned
+  bool adjacent = true;         // in memory, too
+
+  u64 bytes() const { return extent_end - offset; }
+};
+
+// Reads that touch the extent join it: each block is read once.
+Engine::Merge Engine::merge_bounced(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const {
+  const u64 first_end = reads[0].offset + reads[0].bytes;
+  Merge m{1, align_down(reads[0].offset, alignment_), first_end, align_up(first_end, alignment_), false};
+  for (; m.count < limit; ++m.count) {
+    const Read& r = reads[m.count];
+    const u64 longer = std::max(m.extent_end, align_up(r.offset + r.bytes, alignment_));
+    if (r.offset > m.extent_end || aligned(r) || longer - m.offset > slot_bytes) break;
+    if (longer > m.extent_end && longer - m.offset > most_bytes) break;
+    m.extent_end = longer;
+    m.end = std::max(m.end, r.offset + r.bytes);
+  }
+  return m;
+}
+
+Engine::Merge Engine::merge_aligned(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const {
+  const u64 first_end = reads[0].offset + reads[0].bytes;
+  Merge m{1, reads[0].offset, first_end, first_end, reads[0].dest != nullptr};
+  u64 slot_used = reads[0].dest ? 0 : reads[0].bytes;
+  for (; m.count < limit; ++m.count) {
+    const Read &r = reads[m.count], &before = reads[m.count - 1];
+    slot_used += r.dest ? 0 : r.bytes;
+    if (r.offset != m.end || !aligned(r) || slot_used > slot_bytes || m.end + r.bytes - m.offset > most_bytes) break;
+    m.adjacent = m.adjacent && r.dest == before.dest + before.bytes;
+    m.end = m.extent_end = m.end + r.bytes;
+  }
+  return m;
+}
+
+// Fills one request from the head of the queue; false if there is none, or it must wait for staging. The queue mutex is
+// held.
 bool Engine::next(Request& q) {
   q.got = q.position = q.attempts = q.settled = 0;
   q.error = 0;
@@ -218,38 +272,30 @@ bool Engine::next(Request& q) {
     return false;
   }
   q.first = run->begin;
-  q.count = 1;
   limit = std::min(limit, run->end - run->begin);
   const Read* reads = &q.batch->reads[q.first];
   q.file = reads[0].file;
   q.bounced = !aligned(reads[0]);
-  u64 end = reads[0].offset + reads[0].bytes;
-  if (q.bounced) {
-    q.offset = align_down(reads[0].offset, alignment_);
-    u64 extent_end = align_up(end, alignment_);
-    while (q.count < limit) {  // reads that touch the extent join it: each block is read once
-      const Read& r = reads[q.count];
-      const u64 longer = std::max(extent_end, align_up(r.offset + r.bytes, alignment_));
-      if (r.offset > extent_end || aligned(r) || longer - q.offset > slot_bytes_) break;
-      if (longer > extent_end && longer - q.offset > options_.max_merge_bytes) break;
-      extent_end = longer;
-      end = std::max(end, r.offset + r.bytes);
-      ++q.count;
+  auto merge = [&](u32 reads_max, u64 most_bytes, u64 slot_bytes) {
+    return q.bounced ? merge_bounced(reads, reads_max, most_bytes, slot_bytes)
+                     : merge_aligned(reads, reads_max, most_bytes, slot_bytes);
+  };
+  Merge m = merge(limit, options_.max_merge_bytes, slot_bytes_);
+  if (staging_ && run != &alone && limit > 1) {
+    const Merge longer = merge(run->end - run->begin, options_.staging_bytes, options_.staging_bytes);
+    if (longer.count > 1 && !longer.adjacent && longer.bytes() >= staged_bytes) {
+      needs_staging_ = free_staging_.empty();
+      if (needs_staging_) return false;
+      q.staging = free_staging_.back();
+      free_staging_.pop_back();
+      q.bounced = true;
+      m = longer;
     }
-    q.bytes = static_cast<u32>(extent_end - q.offset);
-  } else {
-    q.offset = reads[0].offset;
-    u64 slot_used = reads[0].dest ? 0 : reads[0].bytes;
-    while (q.count < limit) {
-      const Read& r = reads[q.count];
-      slot_used += r.dest ? 0 : r.bytes;
-      if (r.offset != end || !aligned(r) || slot_used > slot_bytes_) break;
-      if (end + r.bytes - q.offset > options_.max_merge_bytes) break;
-      end += r.bytes;
-      ++q.count;
-    }
-    q.bytes = static_cast<u32>(end - q.offset);
   }
+  q.count = m.count;
+  q.offset = m.offset;
+  q.bytes = static_cast<u32>(m.bytes());
+  const u64 end = m.end;
   q.needed = static_cast<u32>(end - q.offset);
   if (run == &alone) return true;
 
@@ -269,7 +315,10 @@ u32 Engine::take(std::span<Request*> into, bool wait, u64 chores) {
   u32 n = 0;
   {
     std::unique_lock lock(queue_mutex_);
-    if (wait) queue_cv_.wait(lock, [&] { return closing_ || !queue_.empty() || !again_.empty() || chores_ != chores; });
+    if (wait)
+      queue_cv_.wait(lock, [&] {
+        return closing_ || (!queue_.empty() && !needs_staging_) || !again_.empty() || chores_ != chores;
+      });
     while (n < into.size() && next(*into[n])) ++n;
   }
   if (n == 0) return 0;
@@ -316,14 +365,14 @@ bool Engine::advance(Request& q, i64 result, Stats& tally) {
 
 void Engine::settle(Request& q, Stats& tally) {
   const bool faulty = faulty_.load(std::memory_order_relaxed);
-  std::byte* bounce = q.slot;
+  std::byte* bounce = q.bounce();
   ++tally.requests;
   tally.bytes_read += q.bytes;
   for (u32 i = 0; i < q.count; ++i) {
     const Read& r = q.read(i);
     std::byte* data = r.dest;
     if (q.bounced) {
-      data = q.slot + (r.offset - q.offset);
+      data = q.bounce() + (r.offset - q.offset);
     } else if (!data) {
       data = bounce;
       bounce += r.bytes;
@@ -347,6 +396,15 @@ void Engine::settle(Request& q, Stats& tally) {
     tally.bytes_asked += r.bytes;
     tally.errors += error != 0;
   }
+  if (q.staging) release_staging(q);
+}
+
+void Engine::release_staging(Request& q) {
+  std::lock_guard lock(queue_mutex_);
+  free_staging_.push_back(std::exchange(q.staging, nullptr));
+  if (!std::exchange(needs_staging_, false)) return;
+  queue_cv_.notify_all();
+  ring_doorbells();
 }
 
 void Engine::finish(std::span<Request* const> settled, const Stats& tally) {
