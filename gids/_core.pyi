@@ -342,6 +342,9 @@ class PageCache:
         wanted_as: int = 0,
         row_values: int = 0,
         scales: Float32 | None = None,
+        annex_pages: int = 0,
+        annex_file: int = 0,
+        annex_files: int = 1,
     ) -> None: ...
     def check(self, ids: Int64) -> None: ...
     def enter(self, step: int, ids: Int64) -> int: ...
@@ -354,6 +357,14 @@ class PageCache:
     def gather_rest(self, step: int) -> list[tuple[int, int, int]]:
         """Copy the other rows. Returns (file, offset, errno) of each page that could not be read."""
     def retire(self, step: int) -> None: ...
+    def expect(self, first_page: int, keeps: UInt8) -> None:
+        """Whether pages of the annex, from first_page on, keep their line. Before a step with them enters."""
+    def forget(self, first_page: int, pages: UInt32) -> None:
+        """Give back the lines of pages of the annex, each plus first_page, that no live step has."""
+    def forget_all(self, first_page: int, count: int) -> None: ...
+    @property
+    def annex_row(self) -> int:
+        """The position of the annex's first row."""
     def cancel(self) -> int:
         """Retire every live step. Does nothing in a forked child, where other calls raise RuntimeError."""
     def read_through(self, ids: Int64, out: UInt8) -> list[tuple[int, int, int]]: ...

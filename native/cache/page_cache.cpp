@@ -66,12 +66,8 @@ class PageCache::Fill final : public io::Batch {
 
   // Groups the positions by page, so that each page is read once.
   void add_rows(std::vector<u32> positions) {
-    const Geometry& g = cache_.geometry_;
     positions_ = std::move(positions);
-    auto before = [&](u32 a, u32 b) {
-      const u64 pa = g.page_of(ids_[a]), pb = g.page_of(ids_[b]);
-      return pa != pb ? pa < pb : ids_[a] < ids_[b];
-    };
+    auto before = [&](u32 a, u32 b) { return ids_[a] < ids_[b]; };  // pages are in the order of their rows
     if (!std::is_sorted(positions_.begin(), positions_.end(), before))
       std::sort(positions_.begin(), positions_.end(), before);
     const u32 n = static_cast<u32>(positions_.size());
@@ -90,7 +86,7 @@ class PageCache::Fill final : public io::Batch {
   void done(const io::Read& read, const std::byte* data, int error) noexcept override {
     const Geometry& g = cache_.geometry_;
     const u64 page = g.page_at(read.file, read.offset);
-    if (!error && !cache_.checksums_.empty() &&
+    if (!error && !cache_.checksums_.empty() && !g.in_annex(page) &&
         store::crc32c(data, g.page_bytes) != store::value_at(&cache_.checksums_[page]))
       error = EBADMSG;
     if (read.cookie & is_load) {
@@ -139,7 +135,7 @@ class PageCache::Fill final : public io::Batch {
     std::vector<bool> neighbors(cache_.checksums_.empty() ? pages : 0);
     size_t next = 0;  // the first page that does not lie before this one's neighbor
     for (size_t i = 0; i < neighbors.size(); ++i) {
-      const u64 neighbor = page_of(firsts_[i]) + g.shard_count;
+      const u64 page = page_of(firsts_[i]), neighbor = page + (g.in_annex(page) ? 1 : g.shard_count);
       while (next < pages && page_of(firsts_[next]) < neighbor) ++next;
       if (next < pages && page_of(firsts_[next]) == neighbor) neighbors[i] = neighbors[next] = true;
     }
@@ -193,7 +189,8 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
     : engine_(std::move(engine)),
       workers_(std::move(workers)),
       geometry_((geometry.validate(), geometry)),
-      planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat, options.keep),
+      planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat, options.keep,
+               geometry.annex_pages),
       lines_(std::make_shared<HugeArray<std::byte>>(size_t{options.lines} * geometry.page_bytes)),
       checksums_(options.checksums),
       form_(options.form) {
@@ -209,7 +206,10 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
     throw std::invalid_argument("shards in the files from " + std::to_string(geometry_.first_file) + " to " +
                                 std::to_string(u64{geometry_.first_file} + geometry_.shard_count - 1) +
                                 "; the engine has " + std::to_string(engine_->file_count()));
-  if (geometry_.page_count() / geometry_.shard_count >= io::offset_max / geometry_.page_bytes)
+  if (geometry_.annex_pages && u64{geometry_.annex_file} + geometry_.annex_files > engine_->file_count())
+    throw std::invalid_argument("the annex is in files from " + std::to_string(geometry_.annex_file) +
+                                "; the engine has " + std::to_string(engine_->file_count()));
+  if (geometry_.all_pages() / geometry_.shard_count >= io::offset_max / geometry_.page_bytes)
     throw std::invalid_argument("the table has more bytes than any file can hold");
 }
 
@@ -225,7 +225,19 @@ PageCache::Flight& PageCache::flight(u64 step) {
 }
 
 void PageCache::enter(u64 step, std::span<const i64> ids) {
-  planner_.enter(step, ids, geometry_.row_count, geometry_.rows_per_page);
+  planner_.enter(step, ids, geometry_.row_end(), geometry_.rows_per_page);
+}
+
+void PageCache::expect(u64 first, std::span<const u8> keeps) { planner_.expect(geometry_.page_count() + first, keeps); }
+
+void PageCache::forget(u64 first, std::span<const u32> pages) {
+  std::lock_guard lock(plan_mutex_);
+  planner_.forget(geometry_.page_count() + first, pages);
+}
+
+void PageCache::forget_all(u64 first, u64 count) {
+  std::lock_guard lock(plan_mutex_);
+  planner_.forget_all(geometry_.page_count() + first, count);
 }
 
 size_t PageCache::plan_bytes() const {
