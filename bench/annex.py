@@ -4,10 +4,10 @@
     python bench/annex.py --small        # seconds; only shows that it works
     python bench/annex.py --dataset big.gids --memory 512 --lines 300
 
-Samples minibatches of a synthetic graph. For each size of memory: an epoch of a loader with reads="pack" in so many MB;
-and the annex of the same minibatches with lines of so many MB, without a loader: planned, swept, and read through the
-cache. Epochs of packs include sampling. The page cache is dropped before each. Every row of the annex is compared with
-the table in a second reading, which is not timed.
+Samples minibatches of a synthetic graph. For each size of memory: an epoch of a loader with reads="pack" in
+so many MB; and the annex of the same minibatches with lines of so many MB, without a loader: planned, swept,
+and read through the cache. Epochs of packs include sampling. The page cache is dropped before each. Every row
+of the annex is compared with the table in a second reading, which is not timed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gids.store import FeatureStore, Table
 AHEAD = 2
 """Minibatches that are read before they are due."""
 CAPACITY = 0.92
-"""Rows that the offline cache keeps, as a share of what the lines hold: pages die with the last of their rows."""
+"""Rows that the offline cache keeps, of those that the lines hold: a page dies with the last of its rows."""
 STAGING = 8
 MB = 10**6
 
@@ -65,7 +65,9 @@ def sample(path: Path, args: argparse.Namespace) -> Epoch:
     with gids.open(path, memory="500MB", reads="random") as source:
         table, seeds = source.store.table(), seeds_of(source, args)
         begun = time.perf_counter()
-        with gids.NodeLoader(source, seeds, args.fanouts, tables=[], batch_size=args.batch_size, seed=1) as loader:
+        with gids.NodeLoader(
+            source, seeds, args.fanouts, tables=[], batch_size=args.batch_size, seed=1
+        ) as loader:
             ids = [minibatch.input_nodes for minibatch in loader]
         seconds = time.perf_counter() - begun
         return Epoch([rows_of({table.name: nodes}, [table])[0] for nodes in ids], seconds)
@@ -85,7 +87,12 @@ def run_packs(path: Path, args: argparse.Namespace, memory: int) -> dict[str, An
 
 
 def read_all(
-    cache: _core.PageCache, superbatch: Superbatch, first_step: int, outs: np.ndarray, table: Table | None, epoch: Epoch
+    cache: _core.PageCache,
+    superbatch: Superbatch,
+    first_step: int,
+    outs: np.ndarray,
+    table: Table | None,
+    epoch: Epoch,
 ) -> int:
     """Read every minibatch. Returns how many rows differ from the table's; 0 without one."""
     steps, entered, planned, wrong = len(superbatch), 0, 0, 0
@@ -127,7 +134,9 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
         annex = Annex(table, scratch, sum(map(len, epoch.rows)) * table.row_bytes + (1 << 26))
         engine = open_engine([*table.shards, *annex.paths], staging_slots=STAGING)
         cpu, begun = cpu_seconds(), time.perf_counter()
-        superbatch = annex.plan(uses, workers=workers, capacity_rows=capacity, buffer_bytes=lines_mb * MB // 2)
+        superbatch = annex.plan(
+            uses, workers=workers, capacity_rows=capacity, buffer_bytes=lines_mb * MB // 2
+        )
         planned = time.perf_counter()
         swept = annex.finish(annex.sweep(superbatch, engine, workers=workers))
         ready = time.perf_counter()
@@ -191,7 +200,10 @@ def measure(args: argparse.Namespace, figures: Figures) -> int:
                     **{f"packs: {k}, GB": round(packs[k] / 1e9, 3) for k in ("read", "written")},
                     **{f"annex: {k}, GB": round(annex[k] / 1e9, 3) for k in ("read", "written")},
                     "packs: epoch, s": round(packs["epoch"], 2),
-                    **{f"annex: {k}, s": round(annex[k], 2) for k in ("passes", "sweep", "read and gather", "cpu")},
+                    **{
+                        f"annex: {k}, s": round(annex[k], 2)
+                        for k in ("passes", "sweep", "read and gather", "cpu")
+                    },
                     "lines needed, MB": round(annex["lines needed"], 1),
                     "copies used once": f"{annex['used once']:.0%}",
                     "wrong rows": annex["wrong rows"],
@@ -200,7 +212,9 @@ def measure(args: argparse.Namespace, figures: Figures) -> int:
             total = [side["read"] + side["written"] for side in (annex, packs)]
             name = f"{memory} MB: annex over packs"
             figures.add(f"{name}, bytes read and written", total[0] / max(total[1], 1), "x", most=0.85)
-            figures.add(f"{name}, seconds with sampling", (seconds + epoch.sample_s) / packs["epoch"], "x", most=0.7)
+            figures.add(
+                f"{name}, seconds with sampling", (seconds + epoch.sample_s) / packs["epoch"], "x", most=0.7
+            )
         figures.table("The annex and packs", rows)
     return int(wrong > 0)
 

@@ -819,4 +819,4 @@ class AnnexSweep:
     @property
     def ended(self) -> bool: ...
     def wait(self) -> dict[str, Any]:
-        """Block. error: errno or 0; in_table or in_annex: where; file; offset; bytes_read; bytes_written; busy_s."""
+        """Block. error: errno or 0; in_table or in_annex; file; offset; bytes_read; bytes_written; busy_s."""

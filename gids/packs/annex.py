@@ -1,8 +1,8 @@
-"""The annex of a table: pages in scratch, after those of its shards, with copies of the rows that the cache will miss.
+"""The annex of a table: pages in scratch, after those of its shards, with copies of rows that a cache misses.
 
-A superbatch is planned from the rows that its minibatches use; a sweep over the table then writes the copies. From
-then on, a minibatch that enters the cache with positions in the annex reads one run from front to back. Knows rows and
-steps; knows nothing of minibatches, and does not read: the cache does. See docs/internals/packs.md.
+A superbatch is planned from the rows that its minibatches use; a sweep over the table then writes the copies.
+From then on, a minibatch that enters the cache with positions in the annex reads one run from front to back.
+Knows rows and steps; knows nothing of minibatches, and does not read: the cache does.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CHUNK_BYTES = 1 << 20
 CHUNKS = 16
 """Pieces that the sweep has in memory."""
 GROUP_BYTES = 256 << 10
-"""Copies are sorted by death inside a write buffer. Of 64 KiB, 300 MB of rows keep 401 MB of pages alive, of 256 KiB
-327 MB, of 1 MiB 311 MB."""
+"""Copies are sorted by death inside a write buffer. With buffers of 64 KiB, 300 MB of rows keep 401 MB of
+pages alive; of 256 KiB, 327 MB; of 1 MiB, 311 MB."""
 _GAP_BYTES = 16 << 10
 _WRITERS = 8
 _BUFFERS = 48
@@ -92,7 +92,7 @@ class Superbatch:
         return int(self._first_pages[-1])
 
     def positions(self, step: int, annex_row: int) -> npt.NDArray[np.int64]:
-        """The positions that minibatch `step` of the superbatch enters the cache with: int64[n], in its order.
+        """The positions that minibatch `step` enters the cache with: int64[n], in the order of its rows.
 
         annex_row: the position of the annex's first row.
         """
@@ -109,12 +109,12 @@ class Superbatch:
         return self.first_page + begin, (self._deaths[begin:end] > step).view(np.uint8)
 
     def dying(self, step: int) -> npt.NDArray[np.uint32]:
-        """Pages, from first_page on, that no later step uses. For PageCache.forget(), once the step is retired."""
+        """Pages, from first_page on, that no later step uses. For PageCache.forget(), after the step."""
         return self.plan.dying(step)
 
 
 class Annex:
-    """The annex of one table: a file of nbytes in each scratch directory, in which superbatches follow in a ring.
+    """The annex of one table: nbytes of scratch, in which superbatches follow one another in a ring.
 
     Raises ScratchFull if there is no room, StorageError if a directory takes no file.
 
@@ -146,8 +146,8 @@ class Annex:
     ) -> Superbatch:
         """Plan the copies for lines that hold so many rows from step to step, and find a place in the ring.
 
-        buffer_bytes: memory for write buffers. first_file: the engine's number of the table's first shard. Blocks.
-        Raises ScratchFull if the ring has no room, OSError.
+        buffer_bytes: memory for write buffers. first_file: the engine's number of the table's first shard.
+        Blocks. Raises ScratchFull if the ring has no room, OSError.
         """
         table = self._table
         plan = _core.plan_annex(
@@ -163,7 +163,9 @@ class Annex:
             group_bytes=min(GROUP_BYTES, buffer_bytes // (len(uses) + _BUFFERS)),
             chunk_bytes=max(CHUNK_BYTES, table.page_bytes),
         )
-        return Superbatch(plan, uses, self._place(div_ceil(plan.nbytes, table.page_bytes)), table.rows_per_page)
+        return Superbatch(
+            plan, uses, self._place(div_ceil(plan.nbytes, table.page_bytes)), table.rows_per_page
+        )
 
     def sweep(
         self,

@@ -1,4 +1,4 @@
-"""The annex against obvious models: every row that the cache reads from it, which copies it has, and how long."""
+"""The annex against obvious models: every row read from it, which copies it has, and how long they live."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ AHEAD = 2
 """Steps that are planned before one is gathered."""
 
 
-def table_of(directory: Path, rows: int, row_bytes: int, *, page_bytes: int = 4096, shards: int = 1) -> RawTable:
-    values = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+def table_of(
+    directory: Path, rows: int, row_bytes: int, *, page_bytes: int = 4096, shards: int = 1
+) -> RawTable:
+    values = torch.randint(
+        0, 256, (rows, row_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     return write_raw_table(directory, values, page_bytes=page_bytes, shards=shards)
 
 
@@ -156,14 +160,19 @@ def misses_of_belady(steps: Steps, capacity: int) -> int:
     misses = 0
     for t, ids in enumerate(sets):
         misses += len(ids - cached)
-        later = {row: next((s for s in range(t + 1, len(sets)) if row in sets[s]), None) for row in ids | cached}
+        later = {
+            row: next((s for s in range(t + 1, len(sets)) if row in sets[s]), None) for row in ids | cached
+        }
         useful = [row for row, step in later.items() if step is not None]
         cached = set(sorted(useful, key=lambda row: (later[row], row))[:capacity])
     return misses
 
 
 def slots_of(p: Planned) -> list[np.ndarray]:
-    return [p.superbatch.positions(t, 0) - p.superbatch.first_page * p.table.rows_per_page for t in range(len(p.superbatch))]
+    return [
+        p.superbatch.positions(t, 0) - p.superbatch.first_page * p.table.rows_per_page
+        for t in range(len(p.superbatch))
+    ]
 
 
 def check_lives(p: Planned, steps: Steps) -> None:
@@ -182,7 +191,7 @@ def check_lives(p: Planned, steps: Steps) -> None:
         new = set(at.tolist()) - seen
         seen |= new
         begin = first[t] * per_page
-        assert new == set(range(begin, begin + int(missed[t])))  # each copy is used at once, and a run has no gap
+        assert new == set(range(begin, begin + int(missed[t])))  # at once, and without a gap
         np.maximum.at(expected, at // per_page, t)
     assert len(seen) == plan.copies
     used = np.zeros(len(deaths), bool)
@@ -192,7 +201,8 @@ def check_lives(p: Planned, steps: Steps) -> None:
     for t in range(len(steps)):
         np.testing.assert_array_equal(plan.dying(t), np.flatnonzero((deaths == t) & (born < t) & used))
     for ahead in (0, AHEAD):
-        alive = [np.count_nonzero((born <= t + ahead) & (deaths >= t) & (deaths > born)) for t in range(len(steps))]
+        kept = deaths > born
+        alive = [np.count_nonzero(kept & (born <= t + ahead) & (deaths >= t)) for t in range(len(steps))]
         assert plan.lines_needed(ahead) == max(alive, default=0)
 
 
@@ -203,7 +213,16 @@ def scratch(tmp_path: Path) -> Scratch:
     return Scratch([folder], 1 << 30)
 
 
-LAYOUTS = [(4, 4096, 1), (8, 512, 3), (100, 4096, 2), (512, 512, 1), (512, 4096, 1), (600, 1536, 2), (4096, 4096, 2), (5000, 4096, 1)]
+LAYOUTS = [
+    (4, 4096, 1),
+    (8, 512, 3),
+    (100, 4096, 2),
+    (512, 512, 1),
+    (512, 4096, 1),
+    (600, 1536, 2),
+    (4096, 4096, 2),
+    (5000, 4096, 1),
+]
 
 
 @pytest.mark.parametrize(("row_bytes", "page_bytes", "shards"), LAYOUTS)
@@ -249,7 +268,9 @@ def test_large_steps_are_planned_in_slices(tmp_path: Path, scratch: Scratch) -> 
     table = table_of(tmp_path, rows, 16, page_bytes=512)
     steps = [(rows * rng.random(20_000) ** 2).astype(np.uint32) for _ in range(6)]
     steps[2:2] = [np.unique(steps[0]), np.empty(0, np.uint32), np.zeros(10_000, np.uint32)]
-    with planned(table, steps, scratch, capacity_rows=5000, threads=3, pages=1 << 16, buffer_bytes=1 << 18) as p:
+    with planned(
+        table, steps, scratch, capacity_rows=5000, threads=3, pages=1 << 16, buffer_bytes=1 << 18
+    ) as p:
         check_lives(p, steps)
         most = play(cache_of(p, p.superbatch.plan.lines_needed(AHEAD + 1)), p, steps)
         assert most <= p.superbatch.plan.lines_needed(AHEAD + 1)
@@ -290,7 +311,7 @@ def test_random_reads_before_between_and_after(tmp_path: Path, scratch: Scratch)
         p.superbatch = batch
         play(cache, p, second, 14)
         at_random(23)
-        with pytest.raises(IndexError, match="id 2048 .* 2000 rows"):
+        with pytest.raises(IndexError, match=r"id 2048 .* 2000 rows"):
             cache.check(np.array([2048]))  # a position of the annex is no id
         uses.close()
 
