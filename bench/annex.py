@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,6 @@ from gids.store import FeatureStore, Table
 
 AHEAD = 2
 """Minibatches that are read before they are due."""
-CAPACITY = 0.92
-"""Rows that the offline cache keeps, of those that the lines hold: a page dies with the last of its rows."""
 STAGING = 8
 MB = 10**6
 
@@ -90,13 +89,19 @@ def read_all(
     cache: _core.PageCache,
     superbatch: Superbatch,
     first_step: int,
-    outs: np.ndarray,
+    outs: Sequence[np.ndarray],
+    row_bytes: int,
     table: Table | None,
     epoch: Epoch,
 ) -> int:
     """Read every minibatch. Returns how many rows differ from the table's; 0 without one."""
     steps, entered, planned, wrong = len(superbatch), 0, 0, 0
     positions: dict[int, np.ndarray] = {}
+    rows: dict[int, np.ndarray] = {}
+
+    def of_buffer(buffer: np.ndarray, count: int) -> np.ndarray:
+        return buffer[: count * row_bytes].reshape(count, row_bytes)
+
     for step in range(steps):
         while planned < min(steps, step + 1 + AHEAD):
             while entered < min(steps, planned + 2):
@@ -104,8 +109,8 @@ def read_all(
                 positions[entered] = superbatch.positions(entered, cache.annex_row)
                 cache.enter(first_step + entered, positions[entered])
                 entered += 1
-            out = outs[planned % len(outs), : len(positions[planned])]
-            cache.plan(first_step + planned, positions[planned], out)
+            rows[planned] = of_buffer(outs[planned % len(outs)], len(positions[planned]))
+            cache.plan(first_step + planned, positions[planned], rows[planned])
             planned += 1
         cache.gather_ready(first_step + step)
         cache.wait(first_step + step)
@@ -113,10 +118,10 @@ def read_all(
             raise SystemExit(f"pages cannot be read: {failed[:3]}")
         if table is not None:
             expected = table.read_stored(epoch.rows[step].astype(np.int64))
-            wrong += int(np.count_nonzero((expected != outs[step % len(outs), : len(expected)]).any(1)))
+            wrong += int(np.count_nonzero((expected != rows[step]).any(1)))
         cache.retire(first_step + step)
         cache.forget(superbatch.first_page, superbatch.dying(step))
-        del positions[step]
+        del positions[step], rows[step]
     return wrong
 
 
@@ -126,7 +131,6 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
     with closing(FeatureStore(path)) as store, tempfile.TemporaryDirectory(dir=args.dir) as folder:
         table = store.table().by_row()
         lines = lines_mb * MB // table.page_bytes
-        capacity = int(CAPACITY * lines * table.rows_per_page)
         scratch = Scratch([Path(folder)], 1 << 50)
         uses = RowUses(table, scratch)
         for rows in epoch.rows:
@@ -134,9 +138,8 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
         annex = Annex(table, scratch, sum(map(len, epoch.rows)) * table.row_bytes + (1 << 26))
         engine = open_engine([*table.shards, *annex.paths], staging_slots=STAGING)
         cpu, begun = cpu_seconds(), time.perf_counter()
-        superbatch = annex.plan(
-            uses, workers=workers, capacity_rows=capacity, buffer_bytes=lines_mb * MB // 2
-        )
+        sizes = {"lines": lines, "ahead": AHEAD, "buffer_bytes": lines_mb * MB // 2}
+        superbatch = annex.plan(uses, workers=workers, **sizes)
         planned = time.perf_counter()
         swept = annex.finish(annex.sweep(superbatch, engine, workers=workers))
         ready = time.perf_counter()
@@ -155,11 +158,12 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
             annex_file=len(table.shard_paths),
             annex_files=len(annex.paths),
         )
-        outs = np.zeros((2 + AHEAD, epoch.most, table.row_bytes), np.uint8)
-        read_all(cache, superbatch, 0, outs, None, epoch)
+        pool = _core.BufferPool.create(0)  # aligned to memory pages
+        outs = [pool.take(epoch.most * table.row_bytes) for _ in range(2 + AHEAD)]
+        read_all(cache, superbatch, 0, outs, table.row_bytes, None, epoch)
         done, cpu = time.perf_counter(), cpu_seconds() - cpu
         before = cache.stats()
-        wrong = read_all(cache, superbatch, len(superbatch), outs, table, epoch)
+        wrong = read_all(cache, superbatch, len(superbatch), outs, table.row_bytes, table, epoch)
         plan = superbatch.plan
         found = {
             "read": swept["bytes_read"] + (before["loads"] + before["bypasses"]) * table.page_bytes,
@@ -168,7 +172,7 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
             "sweep": ready - planned,
             "read and gather": done - ready,
             "cpu": cpu,
-            "lines needed": plan.lines_needed(AHEAD + 1) * table.page_bytes / MB,
+            "lines needed": plan.lines_needed(AHEAD) * table.page_bytes / MB,
             "used once": plan.once / max(plan.copies, 1),
             "wrong rows": wrong,
         }

@@ -800,6 +800,21 @@ def plan_annex(
 ) -> AnnexPlan:
     """Plan the copies for a cache of so many rows, and turn the uses into positions. Blocks."""
 
+def annex_capacity(
+    uses: RowUses,
+    workers: Workers,
+    *,
+    row_count: int,
+    row_bytes: int,
+    page_bytes: int,
+    rows_per_page: int,
+    lines: int,
+    ahead: int,
+    group_bytes: int,
+    chunk_bytes: int,
+) -> int:
+    """capacity_rows for plan_annex(), so that so many lines are enough; by planning a sample of the rows."""
+
 class AnnexSweep:
     """Makes the copies of a plan, in a thread that starts at once."""
 

@@ -140,32 +140,34 @@ class Annex:
         uses: RowUses,
         *,
         workers: _core.Workers,
-        capacity_rows: int,
+        lines: int,
+        ahead: int,
+        capacity_rows: int | None = None,
         buffer_bytes: int = 1 << 62,
         first_file: int = 0,
     ) -> Superbatch:
-        """Plan the copies for lines that hold so many rows from step to step, and find a place in the ring.
+        """Plan the copies, and find a place for them in the ring.
 
-        buffer_bytes: memory for write buffers. first_file: the engine's number of the table's first shard.
-        Blocks. Raises ScratchFull if the ring has no room, OSError.
+        lines: of the cache. ahead: minibatches that are read before they are due. capacity_rows: that an
+        offline cache keeps from step to step (None: as many as the lines have room for). buffer_bytes: memory
+        for write buffers. first_file: the engine's number of the table's first shard. Blocks. Raises
+        ScratchFull if the ring has no room, OSError.
         """
         table = self._table
-        plan = _core.plan_annex(
-            uses.native,
-            workers,
-            row_count=table.row_count,
-            row_bytes=table.row_bytes,
-            page_bytes=table.page_bytes,
-            rows_per_page=table.rows_per_page,
-            shard_count=len(table.shard_paths),
-            first_file=first_file,
-            capacity_rows=capacity_rows,
-            group_bytes=min(GROUP_BYTES, buffer_bytes // (len(uses) + _BUFFERS)),
-            chunk_bytes=max(CHUNK_BYTES, table.page_bytes),
-        )
-        return Superbatch(
-            plan, uses, self._place(div_ceil(plan.nbytes, table.page_bytes)), table.rows_per_page
-        )
+        layout = {
+            "row_count": table.row_count,
+            "row_bytes": table.row_bytes,
+            "page_bytes": table.page_bytes,
+            "rows_per_page": table.rows_per_page,
+            "group_bytes": min(GROUP_BYTES, buffer_bytes // (len(uses) + _BUFFERS)),
+            "chunk_bytes": max(CHUNK_BYTES, table.page_bytes),
+        }
+        if capacity_rows is None:
+            capacity_rows = _core.annex_capacity(uses.native, workers, lines=lines, ahead=ahead, **layout)
+        shards = {"shard_count": len(table.shard_paths), "first_file": first_file}
+        plan = _core.plan_annex(uses.native, workers, capacity_rows=capacity_rows, **shards, **layout)
+        pages = div_ceil(plan.nbytes, table.page_bytes)
+        return Superbatch(plan, uses, self._place(pages), table.rows_per_page)
 
     def sweep(
         self,

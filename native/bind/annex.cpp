@@ -14,6 +14,7 @@
 #include "bind/running.h"
 #include "packs/annex_plan.h"
 #include "packs/annex_sweep.h"
+#include "packs/capacity.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -68,6 +69,13 @@ std::shared_ptr<AnnexPlan> plan_annex(Uses& uses, cache::Workers& workers, u64 r
   const cache::Geometry geometry{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file};
   nb::gil_scoped_release release;
   return packs::plan_annex(uses, geometry, {capacity_rows, group_bytes, chunk_bytes}, workers, Signals());
+}
+
+u64 capacity_for(const Uses& uses, cache::Workers& workers, u64 row_count, u32 row_bytes, u32 page_bytes,
+                 u32 rows_per_page, u64 lines, u32 ahead, u32 group_bytes, u32 chunk_bytes) {
+  const cache::Geometry geometry{row_count, row_bytes, page_bytes, rows_per_page, 1, 0};
+  nb::gil_scoped_release release;
+  return packs::capacity_for(uses, geometry, {0, group_bytes, chunk_bytes}, lines, ahead, workers, Signals());
 }
 
 template <class T>
@@ -150,6 +158,10 @@ void bind_annex(nb::module_& m) {
   m.def("plan_annex", &plan_annex, "uses"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a,
         "rows_per_page"_a, "shard_count"_a, "first_file"_a, "capacity_rows"_a, "group_bytes"_a, "chunk_bytes"_a,
         "Plans the copies for a cache of so many rows, and turns the uses into positions.");
+
+  m.def("annex_capacity", &capacity_for, "uses"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a,
+        "page_bytes"_a, "rows_per_page"_a, "lines"_a, "ahead"_a, "group_bytes"_a, "chunk_bytes"_a,
+        "capacity_rows for plan_annex(), so that so many lines are enough; by planning a sample of the rows.");
 
   nb::class_<RunningAnnexSweep>(m, "AnnexSweep", "Makes the copies of a plan, in a thread.")
       .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(), "chunks"_a,

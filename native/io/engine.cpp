@@ -218,19 +218,21 @@ bool Engine::aligned(const Read& r) const {
 struct Engine::Merge {
   u32 count = 1;
   u64 offset, end, extent_end;  // the extent is aligned
-  bool adjacent = true;         // in memory, too
+  bool adjacent = false;        // in memory, too, and aligned: of merge_bounced()
 
   u64 bytes() const { return extent_end - offset; }
 };
 
-// Reads that touch the extent join it: each block is read once.
-Engine::Merge Engine::merge_bounced(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const {
+// Reads that touch the extent join it: each block is read once. any: also those that need no bounce buffer.
+Engine::Merge Engine::merge_bounced(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes, bool any) const {
   const u64 first_end = reads[0].offset + reads[0].bytes;
-  Merge m{1, align_down(reads[0].offset, alignment_), first_end, align_up(first_end, alignment_), false};
+  Merge m{1, align_down(reads[0].offset, alignment_), first_end, align_up(first_end, alignment_), aligned(reads[0])};
   for (; m.count < limit; ++m.count) {
-    const Read& r = reads[m.count];
+    const Read &r = reads[m.count], &before = reads[m.count - 1];
+    const bool is_aligned = aligned(r);
     const u64 longer = std::max(m.extent_end, align_up(r.offset + r.bytes, alignment_));
-    if (r.offset > m.extent_end || aligned(r) || longer - m.offset > slot_bytes) break;
+    if (r.offset > m.extent_end || (is_aligned && !any) || longer - m.offset > slot_bytes) break;
+    m.adjacent = m.adjacent && is_aligned && r.dest && r.dest == before.dest + before.bytes && r.offset == m.end;
     if (longer > m.extent_end && longer - m.offset > most_bytes) break;
     m.extent_end = longer;
     m.end = std::max(m.end, r.offset + r.bytes);
@@ -240,13 +242,12 @@ Engine::Merge Engine::merge_bounced(const Read* reads, u32 limit, u64 most_bytes
 
 Engine::Merge Engine::merge_aligned(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const {
   const u64 first_end = reads[0].offset + reads[0].bytes;
-  Merge m{1, reads[0].offset, first_end, first_end, reads[0].dest != nullptr};
+  Merge m{1, reads[0].offset, first_end, first_end};
   u64 slot_used = reads[0].dest ? 0 : reads[0].bytes;
   for (; m.count < limit; ++m.count) {
-    const Read &r = reads[m.count], &before = reads[m.count - 1];
+    const Read& r = reads[m.count];
     slot_used += r.dest ? 0 : r.bytes;
     if (r.offset != m.end || !aligned(r) || slot_used > slot_bytes || m.end + r.bytes - m.offset > most_bytes) break;
-    m.adjacent = m.adjacent && r.dest == before.dest + before.bytes;
     m.end = m.extent_end = m.end + r.bytes;
   }
   return m;
@@ -276,13 +277,11 @@ bool Engine::next(Request& q) {
   const Read* reads = &q.batch->reads[q.first];
   q.file = reads[0].file;
   q.bounced = !aligned(reads[0]);
-  auto merge = [&](u32 reads_max, u64 most_bytes, u64 slot_bytes) {
-    return q.bounced ? merge_bounced(reads, reads_max, most_bytes, slot_bytes)
-                     : merge_aligned(reads, reads_max, most_bytes, slot_bytes);
-  };
-  Merge m = merge(limit, options_.max_merge_bytes, slot_bytes_);
+  Merge m = q.bounced ? merge_bounced(reads, limit, options_.max_merge_bytes, slot_bytes_, false)
+                      : merge_aligned(reads, limit, options_.max_merge_bytes, slot_bytes_);
   if (staging_ && run != &alone && limit > 1) {
-    const Merge longer = merge(run->end - run->begin, options_.staging_bytes, options_.staging_bytes);
+    const Merge longer =
+        merge_bounced(reads, run->end - run->begin, options_.staging_bytes, options_.staging_bytes, true);
     if (longer.count > 1 && !longer.adjacent && longer.bytes() >= staged_bytes) {
       needs_staging_ = free_staging_.empty();
       if (needs_staging_) return false;

@@ -200,7 +200,7 @@ class Engine {
   std::unique_lock<std::mutex> lock_stats() const;
   void queue(Batch& batch, std::span<const Batch::Run> parts);
   struct Merge;
-  Merge merge_bounced(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const;
+  Merge merge_bounced(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes, bool any) const;
   Merge merge_aligned(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const;
   bool next(Request& request);
   void release_staging(Request& request);

@@ -58,7 +58,8 @@ def planned(
     steps: Steps,
     scratch: Scratch,
     *,
-    capacity_rows: int,
+    capacity_rows: int | None,
+    lines: int = 0,
     threads: int = 2,
     pages: int = 4096,
     buffer_bytes: int = 1 << 22,
@@ -75,7 +76,8 @@ def planned(
     try:
         for rows in steps:
             uses.append(rows)
-        superbatch = annex.plan(uses, workers=workers, capacity_rows=capacity_rows, buffer_bytes=buffer_bytes)
+        sizes = {"lines": lines, "ahead": AHEAD + 1, "capacity_rows": capacity_rows}
+        superbatch = annex.plan(uses, workers=workers, buffer_bytes=buffer_bytes, **sizes)
         if sweep:
             annex.finish(annex.sweep(superbatch, engine, workers=workers))
         yield Planned(table, annex, engine, workers, superbatch)
@@ -261,6 +263,31 @@ def test_too_few_lines_are_slow_and_not_wrong(tmp_path: Path, scratch: Scratch, 
         assert play(cache_of(p, lines, policy), p, steps) <= lines
 
 
+@pytest.mark.parametrize(("row_bytes", "page_bytes"), [(512, 512), (100, 4096)])
+def test_the_plan_fits_the_lines(tmp_path: Path, scratch: Scratch, row_bytes: int, page_bytes: int) -> None:
+    """Without a sample exactly, and with one of every fourth row nearly."""
+    rng = np.random.default_rng(7)
+    table = table_of(tmp_path, 300, row_bytes, page_bytes=page_bytes)
+    steps = draw_steps(rng, 300, 20, 250)
+    for lines in (0, 1, 5, 40, 10_000):
+        with planned(table, steps, scratch, capacity_rows=None, lines=lines, sweep=False) as p:
+            assert p.superbatch.plan.lines_needed(AHEAD + 1) <= lines
+    large = table_of(tmp_path, 120_000, row_bytes, page_bytes=page_bytes)
+    steps = [np.unique((120_000 * rng.random(30_000) ** 3).astype(np.uint32)) for _ in range(16)]
+    lines = 34_000 // large.rows_per_page
+    with planned(
+        large,
+        steps,
+        scratch,
+        capacity_rows=None,
+        lines=lines,
+        sweep=False,
+        pages=(1 << 28) // page_bytes,
+        buffer_bytes=1 << 24,
+    ) as p:
+        assert 0.9 * lines < p.superbatch.plan.lines_needed(AHEAD + 1) < 1.03 * lines
+
+
 def test_large_steps_are_planned_in_slices(tmp_path: Path, scratch: Scratch) -> None:
     """Slices of several threads, with rows that repeat across them; more rows than ranges."""
     rng = np.random.default_rng(4)
@@ -304,7 +331,9 @@ def test_random_reads_before_between_and_after(tmp_path: Path, scratch: Scratch)
         uses = RowUses(table, scratch)
         for rows in second:
             uses.append(rows)
-        batch = p.annex.plan(uses, workers=p.workers, capacity_rows=500, buffer_bytes=1 << 20)
+        batch = p.annex.plan(
+            uses, workers=p.workers, lines=0, ahead=0, capacity_rows=500, buffer_bytes=1 << 20
+        )
         assert batch.first_page == p.superbatch.pages
         p.annex.finish(p.annex.sweep(batch, p.engine, workers=p.workers))
         p.annex.release()
@@ -338,7 +367,8 @@ def test_the_ring_is_reused_and_bounded(tmp_path: Path, scratch: Scratch) -> Non
         def add(count: int) -> int:
             uses = RowUses(table, scratch)
             uses.append(np.arange(count, dtype=np.uint32))
-            return p.annex.plan(uses, workers=p.workers, capacity_rows=0).first_page
+            sizes = {"lines": 0, "ahead": 0, "capacity_rows": 0}
+            return p.annex.plan(uses, workers=p.workers, **sizes).first_page
 
         assert p.superbatch.first_page == 0
         assert add(4) == 4
