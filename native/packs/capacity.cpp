@@ -14,6 +14,9 @@ namespace gids::packs {
 namespace {
 
 constexpr u64 sampled_lines = 8192;  // of which the sample has rows for, or twice as many: the result varies by 1 %
+// A group of the sample has as many pages as another one, so as many of them have rows of different deaths. But a step
+// must have enough uses for that.
+constexpr u64 least_pages = 64;
 constexpr u64 part_uses = 1 << 16;   // uses that are read at a time
 constexpr int tries = 6;
 constexpr double close_enough = 0.005, margin = 0.98;
@@ -51,7 +54,6 @@ class Sample {
     Uses uses(memory.fd, geometry_.row_count);
     for (const auto& rows : steps_) uses.append(rows);
     options.capacity_rows = capacity_rows / rate_;
-    options.group_bytes = static_cast<u32>(std::max<u64>(options.group_bytes / rate_, geometry_.page_bytes));
     return static_cast<double>(plan_annex(uses, geometry_, options, workers, check)->lines_needed(ahead)) *
            static_cast<double>(rate_);
   }
@@ -67,7 +69,8 @@ class Sample {
 u64 capacity_for(const Uses& uses, const cache::Geometry& geometry, const PlanOptions& options, u64 lines, u32 ahead,
                  cache::Workers& workers, const Check& check) {
   const u64 most = lines * geometry.rows_per_page;
-  const u64 rate = std::bit_floor(std::max<u64>(most / sampled_lines, 1));
+  const u64 step_pages = uses.size() / std::max(uses.steps(), 1u) / geometry.rows_per_page;
+  const u64 rate = std::bit_floor(std::max<u64>(std::min(most / sampled_lines, step_pages / least_pages), 1));
   const Sample sample(uses, geometry, rate, check);
   const double room = static_cast<double>(lines) * (rate > 1 ? margin : 1.0);
   u64 best = 0, capacity = most;
