@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cache/copy.h"
+#include "cache/dense_order.h"
 #include "store/crc32c.h"
 #include "store/mapped_file.h"
 
@@ -59,17 +60,28 @@ class PageCache::Fill final : public io::Batch {
 
   void add_loads(const Planner& planner, const PageList& pages) {
     const u32 bytes = cache_.geometry_.page_bytes;
-    reads.reserve(planner.loads().size() + (out_ ? planner.bypassed().size() : 0));
-    for (const Load& l : planner.loads())
-      add_read(pages[l.index], 0, bytes, cache_.lines_->data() + size_t{l.line} * bytes, is_load | l.line);
+    const std::span<const Load> loads = planner.loads();
+    const std::vector<u32> places = dense_order(loads.size(), [&](size_t i) { return pages[loads[i].index]; });
+    reads.reserve(loads.size() + (out_ ? planner.bypassed().size() : 0));
+    reads.resize(loads.size());
+    for (size_t i = 0; i < loads.size(); ++i)
+      reads[places.empty() ? i : places[i]] =
+          read_of(pages[loads[i].index], 0, bytes, cache_.lines_->data() + size_t{loads[i].line} * bytes,
+                  is_load | loads[i].line);
   }
 
   // Groups the positions by page, so that each page is read once.
   void add_rows(std::vector<u32> positions) {
     positions_ = std::move(positions);
     auto before = [&](u32 a, u32 b) { return ids_[a] < ids_[b]; };  // pages are in the order of their rows
-    if (!std::is_sorted(positions_.begin(), positions_.end(), before))
-      std::sort(positions_.begin(), positions_.end(), before);
+    if (!std::is_sorted(positions_.begin(), positions_.end(), before)) {
+      const auto id = [&](size_t i) { return static_cast<u64>(ids_[positions_[i]]); };
+      const std::vector<u32> places = dense_order(positions_.size(), id);
+      std::vector<u32> sorted(places.size());
+      for (size_t i = 0; i < places.size(); ++i) sorted[places[i]] = positions_[i];
+      if (places.empty()) std::sort(positions_.begin(), positions_.end(), before);
+      else positions_.swap(sorted);
+    }
     const u32 n = static_cast<u32>(positions_.size());
     auto starts_page = [&](u32 i) { return i == 0 || page_of(i) != page_of(i - 1); };
     size_t pages = 0;
@@ -123,9 +135,9 @@ class PageCache::Fill final : public io::Batch {
   std::byte* row(u32 position) { return out_ + size_t{position} * cache_.form_.out_row_bytes(); }
   u64 page_of(u32 i) const { return cache_.geometry_.page_of(ids_[positions_[i]]); }
 
-  void add_read(u64 page, u32 skipped, u32 bytes, std::byte* dest, u64 cookie) {
+  io::Read read_of(u64 page, u32 skipped, u32 bytes, std::byte* dest, u64 cookie) const {
     const Geometry& g = cache_.geometry_;
-    reads.push_back({g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie});
+    return {g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie};
   }
 
   // A read for each page of firsts_, of the rows that are wanted and those between.
@@ -148,8 +160,15 @@ class PageCache::Fill final : public io::Batch {
       const u32 end = g.offset_in_page(ids_[positions_[last]]) + g.row_bytes;
       const bool part = !neighbors.empty() && !neighbors[i] && end - begin <= g.page_bytes / 2;
       std::byte* dest = whole && first == last ? row(positions_[first]) : nullptr;
-      add_read(page_of(first), part ? begin : 0, part ? end - begin : g.page_bytes, dest, i);
+      reads.push_back(read_of(page_of(first), part ? begin : 0, part ? end - begin : g.page_bytes, dest, i));
     }
+    // The loads of a run are sorted, too. Sorted reads are submitted as they are.
+    const auto loads_end = reads.end() - static_cast<std::ptrdiff_t>(pages);
+    const auto in_file = [](const io::Read& a, const io::Read& b) {
+      return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+    };
+    if (std::is_sorted(reads.begin(), loads_end, in_file))
+      std::inplace_merge(reads.begin(), loads_end, reads.end(), in_file);
   }
 
   // page: where its first byte is or would be, of what was read of it.
