@@ -12,7 +12,7 @@ namespace gids::cache {
 // place[i] of key(i), for i below n; equal keys keep their order. Empty if the keys are too far apart.
 template <class Key>
 std::vector<u32> dense_order(size_t n, const Key& key) {
-  constexpr u64 most_apart = 4;  // counters for each value
+  constexpr u64 most_apart = 16;  // counters for each value
   u64 least = ~u64{0}, most = 0;
   for (size_t i = 0; i < n; ++i) {
     least = std::min<u64>(least, key(i));

@@ -95,12 +95,41 @@ class PageCache::Fill final : public io::Batch {
     add_page_reads();
   }
 
+  // Neighbors are read together, into the engine's staging, where they are many: the pages of a run are. The reads are
+  // complete, and not yet submitted.
+  void join_neighbors() {
+    const u64 most = cache_.engine_->staging_bytes();
+    if (!most || !std::is_sorted(reads.begin(), reads.end(), in_file)) return;
+    std::vector<io::Read> joined;
+    for (size_t begin = 0, end; begin < reads.size(); begin = end) {
+      const io::Read& first = reads[begin];
+      u64 bytes = first.bytes;
+      for (end = begin + 1; end < reads.size(); ++end) {
+        const io::Read& r = reads[end];
+        if (r.file != first.file || r.offset != first.offset + bytes || bytes + r.bytes > most) break;
+        bytes += r.bytes;
+      }
+      if (bytes >= joined_bytes && end - begin > 1) {
+        joined.push_back({first.offset, nullptr, static_cast<u32>(bytes), first.file, is_joined | parts_.size()});
+        parts_.insert(parts_.end(), reads.begin() + static_cast<std::ptrdiff_t>(begin),
+                      reads.begin() + static_cast<std::ptrdiff_t>(end));
+      } else {
+        joined.insert(joined.end(), reads.begin() + static_cast<std::ptrdiff_t>(begin),
+                      reads.begin() + static_cast<std::ptrdiff_t>(end));
+      }
+    }
+    if (!parts_.empty()) reads.swap(joined);
+  }
+
   void done(const io::Read& read, const std::byte* data, int error) noexcept override {
+    if (read.cookie & is_joined) done_joined(read, data, error);
+    else done_one(read, data, error);
+  }
+
+  void done_one(const io::Read& read, const std::byte* data, int error) noexcept {
     const Geometry& g = cache_.geometry_;
     const u64 page = g.page_at(read.file, read.offset);
-    if (!error && !cache_.checksums_.empty() && !g.in_annex(page) &&
-        store::crc32c(data, g.page_bytes) != store::value_at(&cache_.checksums_[page]))
-      error = EBADMSG;
+    if (!error) error = checked(page, data);
     if (read.cookie & is_load) {
       if (!error) word::publish(cache_.planner_.word(page));
       else cache_.planner_.reclaim(page, static_cast<u32>(read.cookie), error != ECANCELED);
@@ -111,6 +140,48 @@ class PageCache::Fill final : public io::Batch {
       std::lock_guard lock(failures_mutex_);
       failures_.push_back({read.file, g.offset_of(page), error});
     }
+  }
+
+  // Copies the parts to where they belong, a block at a time.
+  void done_joined(const io::Read& read, const std::byte* data, int error) noexcept {
+    const Geometry& g = cache_.geometry_;
+    const std::byte *row_from[block_rows], *page_from[block_rows];
+    std::byte *row_to[block_rows], *page_to[block_rows];
+    u32 row_positions[block_rows];
+    u64 pages[block_rows];
+    size_t rows = 0, loads = 0;
+    const bool streaming = ids_.size() * cache_.form_.out_row_bytes() >= streaming_bytes;
+    auto copy_block = [&] {
+      convert_rows(cache_.form_, row_from, row_to, rows, streaming);
+      for (size_t i = 0; i < rows; ++i) mark_delivered(row_positions[i]);
+      copy_rows(page_from, page_to, loads, g.page_bytes, true);
+      for (size_t i = 0; i < loads; ++i) word::publish(cache_.planner_.word(pages[i]));
+      rows = loads = 0;
+    };
+    const u64 end = read.offset + read.bytes;
+    for (size_t k = static_cast<u32>(read.cookie); k < parts_.size(); ++k) {
+      const io::Read& part = parts_[k];
+      if (part.file != read.file || part.offset < read.offset || part.offset >= end) break;
+      const std::byte* from = data + (part.offset - read.offset);
+      const u64 page = g.page_at(part.file, part.offset);
+      if (error || checked(page, from)) {
+        done_one(part, error ? nullptr : from, error);
+      } else if (part.cookie & is_load) {
+        pages[loads] = page;
+        page_from[loads] = from;
+        page_to[loads++] = part.dest;
+      } else {
+        from -= part.offset - g.offset_of(page);
+        for (u32 i = firsts_[part.cookie]; i < firsts_[part.cookie + 1]; ++i) {
+          row_positions[rows] = positions_[i];
+          row_from[rows] = from + g.offset_in_page(ids_[positions_[i]]);
+          row_to[rows] = row(positions_[i]);
+          if (++rows == block_rows) copy_block();
+        }
+      }
+      if (loads == block_rows) copy_block();
+    }
+    copy_block();
   }
 
   // Claims rows of the output: only this batch may write them until it ends.
@@ -126,11 +197,26 @@ class PageCache::Fill final : public io::Batch {
   std::vector<Failure>& failures() { return failures_; }
   size_t bytes() const {
     return reads.capacity() * sizeof(io::Read) + (firsts_.capacity() + positions_.capacity()) * sizeof(u32) +
-           rows_.capacity();
+           parts_.capacity() * sizeof(io::Read) + rows_.capacity();
   }
 
  private:
-  static constexpr u64 is_load = u64{1} << 32;  // in a read's cookie, with the line; else it says which page of firsts_
+  // In a read's cookie, with the line, or with the first of parts_; else it says which page of firsts_.
+  static constexpr u64 is_load = u64{1} << 32, is_joined = u64{1} << 33;
+  static constexpr u64 joined_bytes = 64 << 10;  // that are worth reading together
+
+  static bool in_file(const io::Read& a, const io::Read& b) {
+    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+  }
+  // EBADMSG if the page's checksum is wrong, else 0.
+  int checked(u64 page, const std::byte* data) const {
+    const Geometry& g = cache_.geometry_;
+    if (cache_.checksums_.empty() || g.in_annex(page)) return 0;
+    return store::crc32c(data, g.page_bytes) == store::value_at(&cache_.checksums_[page]) ? 0 : EBADMSG;
+  }
+  void mark_delivered(u32 position) {
+    std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
+  }
 
   std::byte* row(u32 position) { return out_ + size_t{position} * cache_.form_.out_row_bytes(); }
   u64 page_of(u32 i) const { return cache_.geometry_.page_of(ids_[positions_[i]]); }
@@ -164,9 +250,6 @@ class PageCache::Fill final : public io::Batch {
     }
     // The loads of a run are sorted, too. Sorted reads are submitted as they are.
     const auto loads_end = reads.end() - static_cast<std::ptrdiff_t>(pages);
-    const auto in_file = [](const io::Read& a, const io::Read& b) {
-      return a.file != b.file ? a.file < b.file : a.offset < b.offset;
-    };
     if (std::is_sorted(reads.begin(), loads_end, in_file))
       std::inplace_merge(reads.begin(), loads_end, reads.end(), in_file);
   }
@@ -179,7 +262,7 @@ class PageCache::Fill final : public io::Batch {
       const std::byte* from = page + g.offset_in_page(ids_[position]);
       std::byte* to = row(position);
       if (from != to) convert_rows(cache_.form_, &from, &to, 1, false);
-      std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
+      mark_delivered(position);
     }
   }
 
@@ -188,6 +271,7 @@ class PageCache::Fill final : public io::Batch {
   std::byte* out_;
   std::vector<u32> positions_;  // of rows that are read past the lines, by page
   std::vector<u32> firsts_;     // where each page's positions begin, and their end
+  std::vector<io::Read> parts_;  // what joined reads are of
   std::vector<Row> rows_;       // by position; empty without such rows
   std::mutex failures_mutex_;
   std::vector<Failure> failures_;
@@ -298,6 +382,7 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
     }
     fill->add_rows(std::move(positions));
   }
+  fill->join_neighbors();
   flights_.push_back({s.number, ids, out, out == nullptr, fill, {}, false});
   engine_->submit(std::move(fill));
 }

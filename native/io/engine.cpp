@@ -85,7 +85,8 @@ Engine::Engine(std::string name, const std::vector<std::string>& paths, const Op
   if (options_.staging_slots) {
     const u64 bytes = std::max<u64>(options_.staging_bytes, staged_bytes);
     options_.staging_bytes = static_cast<u32>(align_up(bytes, alignment_));
-    staging_ = std::make_shared<BouncePool>(options_.staging_slots, options_.staging_bytes, true);
+    const u32 slot_bytes = options_.staging_bytes + (alignment_ > 1 ? alignment_ : 0);
+    staging_ = std::make_shared<BouncePool>(options_.staging_slots, slot_bytes, true);
     for (u32 i = options_.staging_slots; i-- > 0;) free_staging_.push_back(staging_->slot(i));
     bounce_bytes_ = staging_->bytes();
   }
@@ -106,7 +107,8 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   if (reads.size() >= ~0u) throw std::invalid_argument("a batch must have fewer than 2^32 reads");
   for (const Read& r : reads) {
     if (r.file >= file_count_) refuse(r, "file " + std::to_string(r.file) + " of " + std::to_string(file_count_));
-    if (r.bytes == 0 || r.bytes > options_.max_read_bytes)
+    const u32 most = std::max(options_.max_read_bytes, r.dest ? 0 : staging_bytes());
+    if (r.bytes == 0 || r.bytes > most)
       refuse(r, "the engine was opened for 1 to " + std::to_string(options_.max_read_bytes) + " B (max_read_bytes)");
     if (r.offset > offset_max) refuse(r, "the offset is beyond any file");
   }
@@ -232,6 +234,7 @@ Engine::Merge Engine::merge_bounced(const Read* reads, u32 limit, u64 most_bytes
     const bool is_aligned = aligned(r);
     const u64 longer = std::max(m.extent_end, align_up(r.offset + r.bytes, alignment_));
     if (r.offset > m.extent_end || (is_aligned && !any) || longer - m.offset > slot_bytes) break;
+    if (r.bytes > options_.max_read_bytes) break;  // it has staging of its own
     m.adjacent = m.adjacent && is_aligned && r.dest && r.dest == before.dest + before.bytes && r.offset == m.end;
     if (longer > m.extent_end && longer - m.offset > most_bytes) break;
     m.extent_end = longer;
@@ -279,10 +282,11 @@ bool Engine::next(Request& q) {
   q.bounced = !aligned(reads[0]);
   Merge m = q.bounced ? merge_bounced(reads, limit, options_.max_merge_bytes, slot_bytes_, false)
                       : merge_aligned(reads, limit, options_.max_merge_bytes, slot_bytes_);
-  if (staging_ && run != &alone && limit > 1) {
-    const Merge longer =
-        merge_bounced(reads, run->end - run->begin, options_.staging_bytes, options_.staging_bytes, true);
-    if (longer.count > 1 && !longer.adjacent && longer.bytes() >= staged_bytes) {
+  const bool is_long = reads[0].bytes > options_.max_read_bytes;
+  if (is_long || (staging_ && run != &alone && limit > 1)) {
+    const u32 reads_max = is_long ? 1 : run->end - run->begin;
+    const Merge longer = merge_bounced(reads, reads_max, options_.staging_bytes, options_.staging_bytes, true);
+    if (is_long || (longer.count > 1 && !longer.adjacent && longer.bytes() >= staged_bytes)) {
       needs_staging_ = free_staging_.empty();
       if (needs_staging_) return false;
       q.staging = free_staging_.back();

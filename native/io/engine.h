@@ -29,7 +29,7 @@ struct Request;
 // One contiguous piece of one file. Offset, length and destination that are multiples of Engine::alignment()
 // are read without a copy (a destination may do with less); others through a bounce buffer, from the
 // enclosing aligned extent. `dest == nullptr` asks for a bounce buffer of the engine's: the
-// bytes are then only valid inside Batch::done.
+// bytes are then only valid inside Batch::done. Such a read may have up to Engine::staging_bytes().
 struct Read {
   u64 offset;
   std::byte* dest;
@@ -152,6 +152,7 @@ class Engine {
   u32 depth() const { return options_.depth; }  // requests that can be in flight
   u32 file_count() const { return file_count_; }
   u32 max_read_bytes() const { return options_.max_read_bytes; }
+  u32 staging_bytes() const { return staging_ ? options_.staging_bytes : 0; }
   u64 bounce_bytes() const { return bounce_bytes_; }  // memory of the bounce pool
   Stats stats() const;
   LatencyHistogram::Counts latencies() const;     // requests by the time they took
