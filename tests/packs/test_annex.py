@@ -345,6 +345,52 @@ def test_random_reads_before_between_and_after(tmp_path: Path, scratch: Scratch)
         uses.close()
 
 
+def test_a_stream_that_ends_early_leaves_no_line_behind(tmp_path: Path, scratch: Scratch) -> None:
+    rng = np.random.default_rng(8)
+    table = table_of(tmp_path, 3000, 512, page_bytes=512)
+    steps = draw_steps(rng, 3000, 8, 3000)
+    with planned(table, steps, scratch, capacity_rows=1000) as p:
+        cache = cache_of(p, p.superbatch.plan.lines_needed(AHEAD + 1))
+        positions = [p.superbatch.positions(t, cache.annex_row) for t in range(3)]
+        outs = [np.empty((len(rows), 512), np.uint8) for rows in positions]
+        for t in range(3):
+            cache.expect(*p.superbatch.run(t))
+            cache.enter(t, positions[t])
+        for t in range(2):
+            cache.plan(t, positions[t], outs[t])
+        cache.cancel()
+        cache.forget_all(p.superbatch.first_page, p.superbatch.pages)
+        cache.audit()
+        assert not np.any(cache.words()[table.page_count :])
+        play(cache, p, steps, first_step=3)
+
+
+@pytest.mark.parametrize("page", [3, 100])
+def test_an_error_belongs_to_the_rows_of_its_page(tmp_path: Path, scratch: Scratch, page: int) -> None:
+    """Of pages that are read together, those that can be read are read again."""
+    table = table_of(tmp_path, 600, 512, page_bytes=512)
+    steps = [np.arange(600, dtype=np.uint32), np.arange(0, 600, 2, dtype=np.uint32)]
+    with planned(table, steps, scratch, capacity_rows=300) as p:
+        p.engine.inject_faults([(1, page * 512, errno.EIO, 1 << 20)])
+        cache = cache_of(p, 600)
+        lost = 0
+        for t, rows in enumerate(steps):
+            cache.expect(*p.superbatch.run(t))
+            positions, out = p.superbatch.positions(t, cache.annex_row), np.empty((len(rows), 512), np.uint8)
+            cache.enter(t, positions)
+            cache.plan(t, positions, out)
+            cache.gather_ready(t)
+            cache.wait(t)
+            good = positions - cache.annex_row != page
+            assert cache.gather_rest(t) == ([] if good.all() else [(1, page * 512, errno.EIO)])
+            np.testing.assert_array_equal(out[good], table.rows.numpy()[rows[good]])
+            lost += int(np.count_nonzero(~good))
+            cache.retire(t)
+            cache.forget(p.superbatch.first_page, p.superbatch.dying(t))
+            cache.audit()
+        assert lost > 0
+
+
 def test_pages_that_a_step_has_are_not_forgotten(tmp_path: Path, scratch: Scratch) -> None:
     table = table_of(tmp_path, 100, 512)
     steps = [np.arange(100, dtype=np.uint32)] * 2
