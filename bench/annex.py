@@ -36,8 +36,6 @@ from gids.packs import Scratch, rows_of
 from gids.packs.annex import Annex, RowUses, Superbatch
 from gids.store import FeatureStore, Table
 
-AHEAD = 2
-"""Minibatches that are read before they are due."""
 STAGING = 8
 MB = 10**6
 
@@ -93,6 +91,7 @@ def read_all(
     row_bytes: int,
     table: Table | None,
     epoch: Epoch,
+    ahead: int,
 ) -> int:
     """Read every minibatch. Returns how many rows differ from the table's; 0 without one."""
     steps, entered, planned, wrong = len(superbatch), 0, 0, 0
@@ -103,7 +102,7 @@ def read_all(
         return buffer[: count * row_bytes].reshape(count, row_bytes)
 
     for step in range(steps):
-        while planned < min(steps, step + 1 + AHEAD):
+        while planned < min(steps, step + 1 + ahead):
             while entered < min(steps, planned + 2):
                 cache.expect(*superbatch.run(entered))
                 positions[entered] = superbatch.positions(entered, cache.annex_row)
@@ -138,7 +137,7 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
         annex = Annex(table, scratch, sum(map(len, epoch.rows)) * table.row_bytes + (1 << 26))
         engine = open_engine([*table.shards, *annex.paths], staging_slots=STAGING)
         cpu, begun = cpu_seconds(), time.perf_counter()
-        sizes = {"lines": lines, "ahead": AHEAD, "buffer_bytes": lines_mb * MB // 2}
+        sizes = {"lines": lines, "ahead": args.ahead, "buffer_bytes": lines_mb * MB // 2}
         superbatch = annex.plan(uses, workers=workers, **sizes)
         planned = time.perf_counter()
         swept = annex.finish(annex.sweep(superbatch, engine, workers=workers))
@@ -159,11 +158,11 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
             annex_files=len(annex.paths),
         )
         pool = _core.BufferPool.create(0)  # aligned to memory pages
-        outs = [pool.take(epoch.most * table.row_bytes) for _ in range(2 + AHEAD)]
-        read_all(cache, superbatch, 0, outs, table.row_bytes, None, epoch)
+        outs = [pool.take(epoch.most * table.row_bytes) for _ in range(2 + args.ahead)]
+        read_all(cache, superbatch, 0, outs, table.row_bytes, None, epoch, args.ahead)
         done, cpu = time.perf_counter(), cpu_seconds() - cpu
         before = cache.stats()
-        wrong = read_all(cache, superbatch, len(superbatch), outs, table.row_bytes, table, epoch)
+        wrong = read_all(cache, superbatch, len(superbatch), outs, table.row_bytes, table, epoch, args.ahead)
         plan = superbatch.plan
         found = {
             "read": swept["bytes_read"] + (before["loads"] + before["bypasses"]) * table.page_bytes,
@@ -172,7 +171,7 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
             "sweep": ready - planned,
             "read and gather": done - ready,
             "cpu": cpu,
-            "lines needed": plan.lines_needed(AHEAD) * table.page_bytes / MB,
+            "lines needed": plan.lines_needed(args.ahead) * table.page_bytes / MB,
             "used once": plan.once / max(plan.copies, 1),
             "wrong rows": wrong,
         }
@@ -234,6 +233,7 @@ if __name__ == "__main__":
     script.option("fanouts", [5, 10, 10], small=[5, 5])
     script.option("memory", [512, 256, 160], "MB for the loader with packs", small=[24])
     script.option("lines", [300, 150, 60], "MB of lines for the annex, as many numbers", small=[4])
+    script.option("ahead", 2, "minibatches that the annex is read for before they are due")
     script.option("threads", 2, "threads that plan, copy and gather")
     torch.set_num_threads(1)
     script.run(measure)
