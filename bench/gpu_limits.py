@@ -48,7 +48,7 @@ def life(bench: Bench) -> None:
         opened = gids.open(
             store.path, window=4, reads="random", tuning=gids.Tuning(cache=cache, staging=16 << 20)
         )
-        options = {"tables": [TABLE], "batch_size": 16, "shuffle": False, "device": "cuda"}
+        options = {"tables": [TABLE], "batch_size": 16, "seed": 0, "device": "cuda"}
         return NodeLoader(opened, store.split("train"), (3, 2), **options)
 
     def use(loader: NodeLoader) -> int:

@@ -210,7 +210,7 @@ class Comparison:
             device_memory=memory,
             tuning=gids.Tuning(cache=self._cache_bytes, staging=sizes.staging_bytes, transfer=transfer),
         )
-        options = {"tables": [TABLE], "batch_size": sizes.batch_size, "shuffle": False, "device": device}
+        options = {"tables": [TABLE], "batch_size": sizes.batch_size, "seed": 0, "device": device}
         return NodeLoader(source, self._train, sizes.fanouts, **options)
 
     def _moved(self, minibatch: Minibatch, rows: torch.Tensor) -> tuple[Minibatch, torch.Tensor]:

@@ -96,6 +96,8 @@ class Threads(Executor):
                         f"container's pids limit) or on address space (ulimit -v): {error}",
                     ) from None
             self._queue.put((future, lambda: fn(*args, **kwargs)))
+            if self._ends:  # a signal handler called shutdown() meanwhile: the threads may have ended
+                future.cancel()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -53,6 +53,7 @@ def run(monkeypatch, capfd):
         ("epoch.py", ["--hetero"], "papers and authors: rows/s, gids over stock, MADV_RANDOM"),
         ("device_queue.py", [], "random pages, queue over engine"),
         ("io.py", [], "random reads, threads"),
+        ("annex.py", [], "24 MB: annex over packs, bytes read and written"),
         ("sampling.py", [], "labor, 1 thread, gids over dgl, edges/s"),
         ("sampling.py", ["--temporal"], "nodes, last over uniform, edges/s"),
         ("cooperation.py", ["--plot"], "1.5D with adjacency rows, words of a bulk"),

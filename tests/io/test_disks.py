@@ -121,9 +121,9 @@ def test_a_loader_has_them_and_a_bounce_pool_of_as_many(
         writer.write_table("node", "paper", "feat", torch.zeros(1000, 100))
     monkeypatch.setattr(disks, "disks_of", lambda path: {"nvme0n1", "nvme1n1", "nvme2n1", "nvme3n1"})
     tables, nine = ["paper.feat"], gids.Tuning(queue_depth=9)
-    for memory, longest in (("16GB", 32768), ("8MB", 4096)):
+    for memory, longest, depth in (("16GB", 32768, 1024), ("8MB", 4096, 244)):
         with feature_loader(path, tables, memory=memory) as loader:
-            assert loader.engine.depth == 1024
+            assert loader.engine.depth == depth
             assert loader.engine.max_read_bytes == longest
         with feature_loader(path, tables, memory=memory, tuning=nine) as loader:
             assert loader.engine.depth == 9

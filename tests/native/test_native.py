@@ -139,7 +139,14 @@ def sources_of(test: Path) -> list[Path]:
 
 USUAL = "thread"
 """The variant in which tests run by default."""
-SLOW = ("test_bulk_sampling", "test_io_engine", "test_node_set", "test_out_of_memory", "test_packs")
+SLOW = (
+    "test_annex",
+    "test_bulk_sampling",
+    "test_io_engine",
+    "test_node_set",
+    "test_out_of_memory",
+    "test_packs",
+)
 SLOW += ("test_page_cache", "test_request_queue")  # tests/cache and tests/io compare these with their models
 ONE_THREAD = ("test_out_of_memory",)
 """Tests whose threads wait for each other all the time: only the other sanitizers look at them."""

@@ -20,7 +20,8 @@ struct alignas(16) Bytes16 {
   u64 low, high;
 };
 
-// What a lane loads and stores at once; `overflowed` becomes true if a finite value became infinite. Bytes as they are …
+// What a lane loads and stores at once; `overflowed` becomes true if a finite value became infinite. Bytes as they
+// are …
 template <class Word>
 struct Same {
   using Load = Word;

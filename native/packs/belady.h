@@ -1,0 +1,32 @@
+// What an offline Belady cache misses: all uses of a superbatch are known, so at every step the cache drops the rows
+// whose next use is farthest. Two passes over the uses. Neither keeps a list of rows: the cache is counted by next use
+// and by range of rows, and a whole count is dropped at a time. Called by plan_annex(); knows rows and steps.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "packs/team.h"
+#include "packs/uses.h"
+
+namespace gids::packs {
+
+// Called once a step, by the thread that runs the passes. May throw, which ends them.
+using Check = std::function<void()>;
+
+constexpr u64 ranges_max = 256;  // ranges of rows in which the cache is counted
+
+// Backwards: notes the next use of every row that a step uses.
+void note_next_uses(Uses& uses, Team& team, const Check& check);
+
+struct Misses {
+  std::vector<u32> of_slice;  // [step * threads + slice]
+  std::vector<u64> of_step;
+  // By chunk of the table and lane: the rows of step t are in lane t % lanes.
+  std::vector<u64> of_list;  // [chunk * lanes + lane]
+};
+
+// Forwards: notes which uses find the row in a cache of so many rows, from an earlier step of the superbatch.
+Misses note_misses(Uses& uses, Team& team, u64 capacity_rows, u64 chunk_rows, u32 lanes, const Check& check);
+
+}  // namespace gids::packs
