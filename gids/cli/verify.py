@@ -1,6 +1,6 @@
 """`gids verify PATH…`: read whole datasets and print every fault.
 
-With `--against SRC`, also compare every value with the source, within the error of rounding.
+With `--against SRC`, also compare every value with what a conversion of the source makes.
 """
 
 from __future__ import annotations
