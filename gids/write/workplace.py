@@ -80,8 +80,8 @@ def already_exists(path: Path, *, overwrite: bool = False) -> FileExistsError:
     """The error for a dataset whose path is taken. overwrite: by something else than a dataset."""
     if overwrite:
         return FileExistsError(
-            f"{path} is a link, is no gids dataset or contains other files, and is not replaced: move it away, "
-            "or choose another name"
+            f"{path} is a link, is no gids dataset or contains other files, and is not replaced: move it "
+            "away, or choose another name"
         )
     return FileExistsError(
         f"{path} already exists, and a dataset never changes: choose another name, or remove it first"
