@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from gids.convert.edges import is_edge_array
 from gids.convert.readers import (
     arrays,
     dataset,
@@ -98,6 +99,12 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
             refuse_unused(root, source, reader)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
+    for table in source.tables if source.stored is None else ():
+        if table.kind == "edge" and table.type not in source.graphs and is_edge_array(table.rows):
+            raise FormatError(
+                f"{path} has no graph for table {table.name!r}, which may be its edges: call this array "
+                "edge_index, or leave it out with --skip"
+            )
     if source.stored is None and not source.tables and not source.graphs:
         raise FormatError("; ".join([f"{path} has no features and no graph", *source.warnings]))
     return source
