@@ -56,17 +56,13 @@ any other                                     a table of that name, one row per 
 _NO_HEADER = "without the header of .npy; write it with np.save or np.lib.format.open_memmap"
 Opener = Callable[[Path, Path], Mapping[str, SourceArray]]
 _OPEN: dict[str, Opener] = {
-    ".npy": lambda p, _: {p.stem: SourceArray(None, _NO_HEADER, True) if _is_raw(p) else open_npy(p)},
+    ".npy": lambda p, _: {p.stem: open_npy(p) if is_npy(p) else SourceArray(None, _NO_HEADER, True)},
     ".npz": open_npz,
     ".pt": lambda path, _: open_torch(path),
     ".h5": lambda path, _: open_hdf5(path),
     ".hdf5": lambda path, _: open_hdf5(path),
     ".safetensors": lambda path, _: open_safetensors(path),
 }
-
-
-def _is_raw(path: Path) -> bool:
-    return path.exists() and not is_npy(path)
 
 
 def _in_folder(folder: Path, root: Path, scratch: Path, source: Source) -> Iterator[tuple[str, SourceArray]]:
