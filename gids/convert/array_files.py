@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import struct
 import zipfile
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 import torch
 
-from gids.convert.source import NAMED, Source, described, numbers
+from gids.convert.source import FEATURES, LABELS, NAMED, Source, described, numbers
 from gids.convert.source_files import import_library, open_zip, reading, starts_with
 from gids.convert.stream_rows import PackedRows
 from gids.convert.torch_file import SPARSE, as_tensor, load_torch
@@ -32,6 +33,7 @@ from gids.write.files import check_space
 _COPY_BYTES = 8 << 20
 _PIECE_ENTRIES = 1 << 20  # of a sparse matrix
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
+_MATRIX = re.compile(r"(?i:adj(_?t|_?mat(rix)?|acency\w*)?)|A")  # a graph
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,14 @@ class SourceArray:
         """The rows, or None if the source leaves the array out."""
         rows, why, is_data = self.rows, self.why, self.is_data
         if rows is not None:
-            if rows.dtype in TABLE_DTYPES.values() and (rows.shape or name == "num_nodes"):
+            is_square = isinstance(rows, SparseRows) and len({*rows.shape}) == 1
+            is_graph = _MATRIX.fullmatch(name) or (is_square and name not in (*FEATURES, *LABELS))
+            if rows.dtype in TABLE_DTYPES.values() and (rows.shape or name == "num_nodes") and not is_graph:
                 return rows
             is_data = bool(rows.shape)
             why = f"{described(rows)}, which tables cannot hold" if is_data else "a single number"
+            if is_data and is_graph:
+                why = "a matrix of edges: save edge_index, (2, E), or SciPy's CSR matrix as adj.npz"
         source.leave_out(f"{name!r} of {where}", why, name if is_data or name in NAMED else "")
         return None
 

@@ -389,5 +389,5 @@ def _check_unchanged(files: Sequence[Path], fingerprint: Mapping[str, list[int]]
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
     """By path, as a link may lead to another file by now. A file's ctime changes with any of its bytes."""
-    status = {os.path.abspath(f): os.stat(f) for f in files}
+    status = {os.path.abspath(f): os.stat(f) for f in files if f.exists()}
     return {path: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for path, s in status.items()}

@@ -156,6 +156,10 @@ class Source:
             self.skipped.add(name)
         return name in self.skip
 
+    def skips_file(self, file: Path) -> bool:
+        """Whether the user wants a file left out, or its directory. file: relative to the source."""
+        return any(map(self.skips, map(str, (file, *file.parents))))
+
     def add_nodes(self, ntype: str, count: object, what: str, skip: str = "") -> None:
         """Set the number of nodes of a type, which `what` gives. skip: the array to leave out if it is wrong.
 
@@ -317,21 +321,27 @@ def folders_in(path: Path) -> list[Path]:
 
 
 def source_files(path: Path) -> list[Path]:
-    """The files of a source, sorted. Follows links to directories, but walks through no directory twice.
+    """The files of a source, also links to missing ones, sorted. Follows links, to each directory once.
 
     Leaves out what gids writes into a source's directory: datasets, finished or not, and their shards.
     """
     if not path.is_dir():
         return [path]
     files, walked = [], set()
-    for folder, subfolders, names in os.walk(path, followlinks=True):
+    for folder, subfolders, names in os.walk(path, onerror=_unreadable, followlinks=True):
         subfolders[:] = [name for name in subfolders if not _is_written(Path(folder, name))]
         if (real := os.path.realpath(folder)) in walked:
             subfolders.clear()
             continue
         walked.add(real)
-        files += [file for name in names if (file := Path(folder, name)).is_file()]
+        paths = [Path(folder, name) for name in names]
+        files += [file for file in paths if file.is_file() or not file.exists()]
     return sorted(files)
+
+
+def _unreadable(error: OSError) -> None:
+    if Path(error.filename).name != "lost+found":
+        raise error
 
 
 def _is_written(folder: Path) -> bool:

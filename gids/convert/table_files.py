@@ -1,4 +1,4 @@
-"""Finds the files below a source that look like data, and the parts of each table. Called by the readers."""
+"""Finds the files below a source that may be data, and the parts of each table. Called by the readers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from gids.errors import FormatError
 from gids.store.names import NODE, RELATION
 
 _TABLE_SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", *CSV_SUFFIXES)
-_DATA = re.compile(
-    r".*\.(parquet|pq|parq|arrows?|feather|ipc|lance|orc|avro|csv|tsv|psv|jsonl?|ndjson|el|edges|edgelist"
-    r"|np[yz]|pth?|pkl|pickle|safetensors|h5|hdf5|nc|bin|raw|memmap|mat|mtx|graphml|gml|db|sqlite|xlsx?)(\.zip)?"
-    r"|.*(?<!\.tar)\.(gz|bz2|zstd?|xz|lz4|br|snappy)|(.*/)?(nodes?|edges?|feat|label|part)[^/]*\.(txt|dat)"
-    r"|(.*/)?(part-)?\d+(_\d+)?",  # the last ones without a suffix, as Hive writes Parquet files
+_NO_DATA = re.compile(
+    r"(.*/)?(\..*|_[^./]*|(readme|licen[cs]e|copying|changelog|notice|version)(\.txt)?|nohup\.out"
+    r"|.*\.(md|rst|tex|bib|cff|pyc?|ipynb|sh|log|pdf|png|jpe?g|svg|html?|toml|cfg|ini|ya?ml|lock|crc|md5|sha\d+))",
     re.IGNORECASE,
 )
 _PART = re.compile(r"part[-_.]?\d|.*=", re.IGNORECASE)
+_TYPED = re.compile(r"[^.]+\.(?!c\d+\.)[^.]+\.[^.]+")  # but Spark's part-0-UUID.c000.snappy
 _UUID = re.compile(r"[0-9a-f]{8}(-?)([0-9a-f]{4}\1){3}[0-9a-f]{12}", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)(?![0-9A-Za-z])")  # that ends a word: 10 of part10, not the one of 10k
 Tables = dict[str, list[Path]]
@@ -29,21 +28,24 @@ Tables = dict[str, list[Path]]
 
 
 def data_files(path: Path) -> list[Path]:
-    """The files in a directory, at any depth, that look like data by their names and are not hidden."""
+    """The files in a directory, at any depth, but hidden ones and those that are certainly no data."""
     files = [(file, str(file.relative_to(path))) for file in source_files(path)]
     if table := next((file for file, name in files if re.search(r"\b_delta_log/|\.hoodie/", name)), None):
         raise FormatError(
             f"{table} is of a Delta or Hudi table, of which some files may be outdated: write its rows to "
             "Parquet files with the library of such tables, and convert these"
         )
-    return sorted(f for f, name in files if _DATA.fullmatch(name) and not re.match(r"(.*/)?\.", name))
+    data = sorted(file for file, name in files if not _NO_DATA.fullmatch(name))
+    if missing := next((file for file in data if not file.exists()), None):
+        raise FormatError(f"{missing} is a link to a file that is missing: get the file, or remove the link")
+    return data
 
 
 def refuse_unused(path: Path, source: Source, reader: Reader) -> None:
-    """Raise FormatError for files in a directory that look like data and that the reader did not use."""
+    """Raise FormatError for files in a directory that may be data and that the reader did not use."""
     files = [file.relative_to(path) for file in data_files(path) if file not in source.used]
     files = [file for file in files if not any(fnmatch(str(file), pattern) for pattern in reader.aside)]
-    if names := [str(file) for file in files if not any(map(source.skips, map(str, (file, *file.parents))))]:
+    if names := [str(file) for file in files if not source.skips_file(file)]:
         listed = ", ".join(map(repr, names[:10])) + f", … ({len(names)} files)" * (len(names) > 10)
         skips = f", or leave them out with --skip {names[0]}" * ("--skip" in reader.takes)
         raise FormatError(
@@ -95,17 +97,17 @@ def tables_in(path: Path) -> tuple[Tables, Tables]:
 
     nodes/ and edges/ may also have the parts of one table. Raises FormatError if there are two of a name.
     """
-    alone = _tables(path, "nodes", "edges")
-    nodes, edges = _of_folder(path / "nodes", NODE), _of_folder(path / "edges", ".".join(RELATION))
-    edges = {".".join(RELATION): alone["edges"]} if "edges" in alone else edges
+    alone, alone_edges = _tables(path, "nodes", "edges"), ".".join(RELATION)
+    nodes, edges = _tables(path / "nodes"), _tables(path / "edges")
+    if not any(map(_TYPED.fullmatch, edges)):
+        nodes, edges = _joined(path / "nodes", nodes, NODE), _joined(path / "edges", edges, alone_edges)
+    edges = {alone_edges: alone["edges"]} if "edges" in alone else edges
     return nodes or ({NODE: alone["nodes"]} if "nodes" in alone else {}), edges
 
 
-def _of_folder(folder: Path, name: str) -> Tables:
-    """The tables in nodes/ or edges/. name: of the only one, if its parts are there."""
-    if folder.is_dir() and any(_PART.match(entry.name) for entry in folder.iterdir()):
-        return {name: files} if (files := table_files(folder)) else {}
-    return _tables(folder)
+def _joined(folder: Path, tables: Tables, name: str) -> Tables:
+    """The tables in nodes/ or edges/. name: of the only one, if they are its parts."""
+    return {name: table_files(folder)} if tables and all(map(_PART.match, tables)) else tables
 
 
 def _tables(folder: Path, *names: str) -> Tables:

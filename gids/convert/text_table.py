@@ -116,6 +116,9 @@ def _first_row(path: Path) -> tuple[str, str, int]:
     with reading(path), open_text(path) as file:
         for line in file:
             text = line.strip()
+            if text.startswith("%%MatrixMarket"):
+                cure = "scipy.sparse.save_npz('adj.npz', scipy.io.mmread(FILE).tocsr())"
+                raise FormatError(f"{path} is a matrix of Matrix Market: write it with {cure}")
             if text and text[0] not in "#%":
                 return line.rstrip("\r\n"), comment, line_count
             comment, line_count = text.lstrip("#% ") or comment, line_count + 1

@@ -117,11 +117,19 @@ def test_a_heterogeneous_directory(tmp_path):
         labels={"paper": np.arange(50)},
     )
     assert np.array_equal(store.out_degrees("author"), np.bincount(writes[0], minlength=80))
+    skips = ("--skip", "nodes/paper/feat.npy", "--skip", "edges/author.writes.paper")
+    store = convert(tmp_path / "s", tmp_path / "t.gids", *skips)
+    assert (list(store.tables), store.relations) == (["a/b.feat"], [("paper", "cites", "paper")])
 
 
 BAD_DIRECTORIES = {
     "lengths differ": ({"feat": FEAT, "pos": FEAT[:9]}, "'pos' of"),
     "indices alone": ({"feat": FEAT, "indices": np.zeros(0, int)}, "has indices but lacks indptr"),
+    "a matrix": ({"feat": FEAT, "adj_t": np.ones((50, 50))}, "with --skip adj_t: 'adj_t' of "),
+    "edges of another name": (
+        {"feat": FEAT, "edge_list": EDGES},
+        "table '_N._E._N.list', which may be its edges: call this array edge_index, or leave it out",
+    ),
     "two topologies": (
         {"feat": FEAT, "indptr": np.zeros(51, int), "indices": np.zeros(0, int), "edge_index": EDGES},
         "both edge_index and indptr",

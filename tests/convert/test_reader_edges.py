@@ -158,6 +158,11 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
         ("id_1,id_2\n1,2\n", (), "have the columns id_1, id_2; exactly one must be named src or source"),
         ("name,x\na,1\n", (), "if these are nodes, call the file nodes.csv, or give --id-column"),
         ("# nothing\n", (), "e.csv has no edges"),
+        (
+            "%%MatrixMarket matrix coordinate\n3 3 1\n1 2 .5\n",
+            (),
+            "is a matrix of Matrix Market",
+        ),
     ],
 )
 def test_bad_text_prints_one_line(tmp_path, capsys, content, arguments, message):

@@ -320,6 +320,8 @@ def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):
         ("train_mask", "all", "a str"),
         ("extra", {"a": torch.zeros(N)}, "a dict"),
         ("edge_index", torch.ones(N, N).to_sparse(), "not a dense tensor; save one of shape (2, E)"),
+        ("A", torch.eye(N), "a matrix of edges: save edge_index, (2, E), or SciPy's CSR matrix as adj.npz"),
+        ("matrix", torch.eye(N).to_sparse(), "a matrix of edges: save edge_index"),
         ("edge_label_index", torch.zeros(2, 3, dtype=torch.int64), "a dataset has no pairs to predict"),
     ],
 )

@@ -186,6 +186,17 @@ def test_arrays_and_tables_of_several_types(tmp_path):
     )
 
 
+def test_types_may_be_called_as_parts_are(tmp_path):
+    for ntype in ("part1", "part2"):
+        write(tmp_path / f"s/nodes/{ntype}.csv", x=[0.5, 1.5])
+    write(tmp_path / "s/edges/part1.to.part2.csv", src=[0, 1], dst=[1, 1])
+    assert_dataset(
+        convert(tmp_path / "s", tmp_path / "d.gids"),
+        tables={f"{ntype}.x": np.array([0.5, 1.5]) for ntype in ("part1", "part2")},
+        edges={("part1", "to", "part2"): ([0, 1], [1, 1])},
+    )
+
+
 @pytest.fixture
 def source(tmp_path):
     """A directory of a table of edges beside arrays of nodes."""
@@ -206,6 +217,10 @@ def source(tmp_path):
             "by which the arrays beside it number nodes",
         ),
         (lambda s: write(s / "nodes.csv", id=[f"n{i}" for i in range(N)]), "has ids other than 0, 1, 2, …"),
+        (
+            lambda s: (s / "edges.parquet/part-1.parquet").symlink_to("nowhere"),
+            "part-1.parquet is a link to a file that is missing: get the file, or remove the link",
+        ),
         (lambda s: save_arrays(s, edge_index=EDGES), "has a second graph '_N._E._N': keep one"),
     ],
 )
@@ -240,11 +255,13 @@ OTHERS = [
     ),
     *(f"x.{suffix}" for suffix in ("avro", "pkl", "bin", "csv.bz2", "zst", "snappy")),
     *("NODES.CSV", "labels.txt", "feat.bin", "nodes/x.npz", "edges/deep/x.pq.zst", "edges.parquet/000000_0"),
+    *("links.txt", "cora.cites", "part-r-00000", "edges.tar.gz", "edge_list", "feat.zarr/0.0"),
+    *("edges.parquet/part-r-00000", "edges.parquet/0_copy_1", "edges.parquet/part-0.parquet.tmp"),
     *("edges.parquet/part-1.jsonl", "edges.parquet/_temporary/0/part-1.parquet", "edges.csv/a/x.ipc"),
 ]
 
 
-def test_every_file_that_looks_like_data_is_named(tmp_path, capsys, source):
+def test_every_file_that_may_be_data_is_named(tmp_path, capsys, source):
     for other in OTHERS:
         (source / other).parent.mkdir(parents=True, exist_ok=True)
         (source / other).touch()
@@ -262,12 +279,16 @@ def test_every_file_that_looks_like_data_is_named(tmp_path, capsys, source):
         "README.txt",
         "LICENSE",
         "notes.md",
+        "convert.log",
+        "__pycache__/a.pyc",
         "edges.parquet/_SUCCESS",
     ):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).touch()
-    store = convert(source, tmp_path / "d.gids", *(word for name in names for word in ("--skip", name)))
-    assert_graph(store, RELATION, *EDGES)
+    (source / ".#feat.npy").symlink_to("user@host")  # of an editor
+    for name in ("a.gids", "b.gids"):  # in the source itself, beside the first one
+        skips = [word for name in names for word in ("--skip", name)]
+        assert_graph(convert(source, source / name, *skips), RELATION, *EDGES)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from gids.convert.edges import is_edge_array
 from gids.convert.readers import (
     arrays,
     dataset,
@@ -20,7 +21,7 @@ from gids.convert.readers import (
     tables,
 )
 from gids.convert.source import Choices, Reader, Source
-from gids.convert.table_files import refuse_unused
+from gids.convert.table_files import data_files, refuse_unused
 from gids.errors import FormatError
 
 __all__ = ["READERS", "Choices", "Reader", "find_reader", "open_source"]
@@ -86,6 +87,9 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
             raise FormatError(
                 f"{option} has no effect: {path} is read as {reader.name}, and the option is for {takers}"
             )
+    roots = [*filter(Path.is_dir, (path, *choices.others))]
+    for root in roots:
+        data_files(root)  # which refuses links to missing files
     source = reader.read(path, scratch, choices)
     if source.lost:
         skips = " ".join(f"--skip {shlex.quote(name)}" for name in source.lost)
@@ -94,10 +98,14 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
             + "; ".join(source.lost.values())
         )
     if source.stored is None:
-        for root in filter(Path.is_dir, (path, *choices.others)):
+        for root in roots:
             refuse_unused(root, source, reader)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
+    for table in source.tables if source.stored is None else ():
+        if table.kind == "edge" and table.type not in source.graphs and is_edge_array(table.rows):
+            cure = "call this array edge_index, or leave it out with --skip"
+            raise FormatError(f"{path} has no graph for table {table.name!r}, which may be its edges: {cure}")
     if source.stored is None and not source.tables and not source.graphs:
         raise FormatError("; ".join([f"{path} has no features and no graph", *source.warnings]))
     return source

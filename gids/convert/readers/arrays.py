@@ -65,10 +65,10 @@ _OPEN: dict[str, Opener] = {
 }
 
 
-def _in_folder(folder: Path, scratch: Path, source: Source) -> Iterator[tuple[str, SourceArray]]:
+def _in_folder(folder: Path, root: Path, scratch: Path, source: Source) -> Iterator[tuple[str, SourceArray]]:
     """(name, array) of each array in the files of a directory, by file name, but of used files."""
-    for path in sorted(p for p in folder.iterdir() if p.suffix in _OPEN and p not in source.used):
-        if source.skips(path.name):
+    for path in sorted(p for p in folder.glob("[!.]*") if p.suffix in _OPEN and p not in source.used):
+        if source.skips_file(path.relative_to(root)) or source.skips(path.name):
             continue
         yield from _OPEN[path.suffix](source.uses(path), scratch).items()
 
@@ -227,7 +227,7 @@ def directory_arrays(path: Path, scratch: Path, source: Source, *, has_types: bo
     files that are used. has_types: which of both; None: the former if there are any."""
 
     def arrays(folder: Path) -> NamedArrays:
-        return NamedArrays(str(folder), _in_folder(folder, scratch, source), source)
+        return NamedArrays(str(folder), _in_folder(folder, path, scratch, source), source)
 
     of_nodes, of_edges = (
         [folder for folder in folders_in(path / kind) if any(p.suffix in _OPEN for p in folder.iterdir())]

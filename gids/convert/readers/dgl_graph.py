@@ -85,5 +85,5 @@ READER = Reader(
     lambda path: _graph_file(path) is not None,
     _read,
     takes=("--skip",),
-    aside=("*info*.pkl",),
+    aside=("*info*.pkl", "ind.*"),
 )

@@ -65,5 +65,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
-    aside=("*mapping/*",),
+    aside=("*mapping/*", "*RELEASE*.txt", "*.zip"),
 )

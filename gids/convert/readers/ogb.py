@@ -200,5 +200,5 @@ READER = Reader(
     _recognises,
     _read,
     takes=("--skip",),
-    aside=("mapping/*", "processed/*", "raw/num-*", "raw/*-list.csv.gz", "*/nodetype-has-*"),
+    aside=("RELEASE*.txt", "mapping/*", "processed/*", "raw/num-*", "raw/*-list.csv.gz", "*/nodetype-has-*"),
 )
