@@ -392,8 +392,8 @@ def _id_at(table: ArrowTable, column: str, row: int) -> str | int | None:
 
 def _selected(rows: Rows, kept: Rows, target: Path) -> FileRows:
     """Some of the rows, in a file that is written now. kept: bool[rows]."""
-    found = blocks(rows, BLOCK_BYTES)
-    return saved(target, (block[read_range(kept, at, at + len(block))].numpy() for at, block in found), rows)
+    pieces = blocks(rows, BLOCK_BYTES)
+    return saved(target, (block[read_range(kept, at, at + len(block))].numpy() for at, block in pieces), rows)
 
 
 def edge_tables(
