@@ -226,6 +226,17 @@ def test_nulls_among_labels_and_masks_are_none_and_counted(tmp_path, capsys, suf
     assert "'Label' of '_N' has 2 nulls in 4 rows: no label" in capsys.readouterr().err
 
 
+def test_series_of_labels_and_masks_have_the_meaning_of_their_name(tmp_path, capsys):
+    masks = {f"train_mask_{i}": mask for i, mask in enumerate([[1, 0, 1], [0, None, 1]])}
+    columns = {"Y_0": [1, None, 0], "Y_1": [0, 1, 1], **masks}
+    source = written(tmp_path, ".parquet", {"age": [1, 2, 3], **columns})
+    store = convert(source, tmp_path / "a.gids", "--split-column", "1")
+    assert list(store.tables) == ["_N.age"]
+    assert store.labels["_N"].tolist() == [[1, 0], [-1, 1], [0, 1]]
+    assert store.split("train").tolist() == [2]
+    assert "'Y' of '_N' has 1 nulls in 3 rows: no label" in capsys.readouterr().err
+
+
 def test_missing_values_of_a_csv_file_are_nan_and_text_ids_stay(tmp_path):
     source = write_csv(tmp_path / "nodes.csv", id=["NA", "null", "c"], x=["NA", 2, ""], y=[0, "nan", 1])
     store = convert(source, tmp_path / "a.gids")

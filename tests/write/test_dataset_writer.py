@@ -168,7 +168,6 @@ class Slices:
         self.shape, self.dtype = values.shape, values.dtype
 
     def __getitem__(self, rows):
-        [rows] = rows
         assert rows.stop - rows.start <= self._most
         return self._values[rows]
 

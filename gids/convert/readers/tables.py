@@ -275,16 +275,17 @@ class _Reading:
                 "if it is a table of edges, choose its ends with --src-column and --dst-column"
             )
         for group in groups:
-            key, _, is_matrix = group
+            key, columns, is_matrix = group
             what, name = f"{key!r} of {ntype!r}", key.casefold()
             fill = -1 if name in LABELS and ntype not in source.labels else 0
-            if is_matrix or not (fill or name in MASKS):
+            if not (fill or name in MASKS):
                 source.tables.append(_table(table, ntype, *group))
                 continue
-            if nulls := table.null_count(key):
+            if nulls := sum(map(table.null_count, columns)):
                 means = "no label" if fill else "not in the split"
                 source.notes.append(f"{what} has {nulls} nulls in {table.row_count} rows: {means}")
-            source.add_node_array(ntype, name, table.rows([key], fill=fill), what)
+            rows = table.rows(columns, is_matrix=is_matrix, fill=fill)
+            source.add_node_array(ntype, name, rows, what)
 
     def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
         """The table of a relation, and its columns of sources and destinations."""
