@@ -185,6 +185,14 @@ DAYS = pa.array([1, 2], pa.timestamp("us"))
         (".csv", {"emb": ["?", "0.5"]}, "'?' is no number"),
         (".csv", {"emb": ["2020-01-01 10:00:00", "2020-01-02"]}, "' is no number"),
         (".csv", {"emb": ["1,5", "2"]}, "'1,5' is no number"),
+        *(
+            (".parquet", {"emb": [text, text]}, f"not numbers, such as {text!r}")
+            for text in (
+                *("{0.1,0.2}", "[nan, 0.2]", "[1.0, None]", "array([0.1], dtype=float32)", "tensor([1.,2.])"),
+                *("[[1,2],[3,4]]", "<1,2>", "inf", "5%", "$5", "[np.float64(1.0), -2]"),
+            )
+        ),
+        (".parquet", {"emb": [["a", "1"], ["0.5", "2"]]}, "not numbers, such as '0.5 2'"),
         (".parquet", {"emb": ["[0.5 1]", "x"]}, "of type string, not numbers, such as '[0.5 1]'"),
         (".parquet", {"emb": pa.array(["1", "2"]).dictionary_encode()}, "not numbers, such as '1'"),
         (".parquet", {"emb": DAYS}, "of type timestamp[us], not numbers"),
@@ -213,6 +221,7 @@ def test_numbers_that_cannot_be_converted_are_refused_with_the_option(
         (".parquet", pa.array([3, None, 1, None], pa.uint8()), [True, None, False, None]),
         (".parquet", pa.array([True, None, False, None]), pa.array([1, None, 0, 0], pa.int8())),
         (".parquet", pa.array([3.0, None, 1, None]), pa.array([1.0, None, 0, 0])),
+        (".parquet", [[3], [None], [1], [None]], [1, None, 0, 0]),
         (".parquet", pa.array([3, None, 1, None]).dictionary_encode(), [True, False, False, None]),
         (".csv", [3, "", 1, "NA"], [True, "", "False", "null"]),
     ],
@@ -221,7 +230,7 @@ def test_nulls_among_labels_and_masks_are_none_and_counted(tmp_path, capsys, suf
     source = written(tmp_path, suffix, {"age": [0, 1, 2, 3], "Label": label, "train_mask": mask})
     store = convert(source, tmp_path / "a.gids", "--from", suffix[1:])
     bools = isinstance(label, pa.Array) and label.type == pa.bool_()
-    assert store.labels["_N"].tolist() == [1 if bools else 3, -1, 0 if bools else 1, -1]
+    assert store.labels["_N"].reshape(-1).tolist() == [1 if bools else 3, -1, 0 if bools else 1, -1]
     assert store.split("train").tolist() == [0]
     assert "'Label' of '_N' has 2 nulls in 4 rows: no label" in capsys.readouterr().err
 
@@ -243,6 +252,13 @@ def test_missing_values_of_a_csv_file_are_nan_and_text_ids_stay(tmp_path):
     assert store.ids()[:] == ["NA", "null", "c"]
     assert store.table("x").read_rows(range(3)).isnan().tolist() == [True, False, True]
     assert store.labels["_N"].tolist() == [0, -1, 1]
+
+
+def test_words_with_digits_are_no_numbers(tmp_path, capsys):
+    texts = ["E12", "T1", "5t", "nan", "none", "info", "nano 5", "-", "[]"]
+    columns = {"x": range(9), "name": texts, "words": [["in", "2019"]] * 9}
+    convert(written(tmp_path, ".parquet", columns), tmp_path / "a.gids", "--quiet")
+    assert "left out columns of '_N': 'name', 'words': of type string" in capsys.readouterr().err
 
 
 def test_a_column_to_separate_must_exist(tmp_path, capsys):

@@ -291,10 +291,12 @@ class _Reading:
         """The table of a relation, and its columns of sources and destinations."""
         ends = _ends(relation, _names(files), self._choices)
         ntypes = relation[::2]
-        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
+        known = self._source.nodes if self._choices.drop_unknown else self._ids
+        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in known]
         if relation in self._arrays.edges:
             check_order(files)
         table = _open(files, self._scratch)
+        table.ends = ends
         for ntype, end in zip(ntypes, ends, strict=True):
             dtype = table.dtype(end)
             is_compared = self._ids.get(ntype) or (end in named and isinstance(table, TextTable))
@@ -314,7 +316,8 @@ class _Reading:
             if nodes := self._ids.get(ntype):
                 numbers.append(nodes.nodes_of(table, end, self._place()))
             else:
-                numbers.append(table.number_ids(end) if ntype in self._ids else table.rows([end]))
+                is_compared = ntype in self._ids or self._choices.drop_unknown
+                numbers.append(table.number_ids(end) if is_compared else table.rows([end]))
         kept = self._without_unknown(relation, table, ends, numbers)
         made = edge_tables(source, relation, table, ends)
         if kept is not None:
@@ -465,7 +468,7 @@ def _leave_out(
     Raises FormatError for these, labels and splits, numbers that are written as text, and other types.
     """
     texts, of_type = [column for column in columns if table.is_text(column)], describe_type(type_)
-    numbers = table.numbers_as_text([column for column in texts if not table.is_list(column)])
+    numbers = table.numbers_as_text(texts)
     cures = _CURES if isinstance(type_, str) else {}
     refused = {*series, *numbers, *(c for c in columns if c not in texts or c.casefold() in cures)}
     if wrong := [column for column in columns if column in refused]:
