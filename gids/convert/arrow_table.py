@@ -235,7 +235,10 @@ class ArrowTable:
         if is_matrix:
             shape += (len(columns),)
         elif self.is_list(columns[0]):
-            shape += (self._width(columns[0]),)
+            shape += (width := self._width(columns[0]),)
+            self._refuse(
+                np.array([not width and self.row_count]), 0, columns[0], "is empty, as all lists are"
+            )
         step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
         def decode(chunk: int) -> Iterator[torch.Tensor]:
@@ -271,7 +274,8 @@ class ArrowTable:
             if fill is None:
                 nulls = np.asarray(flat.is_null()).reshape(len(values), -1)
                 self._refuse(nulls.any(axis=1), row, column, "is null")
-            flat = flat.cast(self._pa.int64()) if fill else flat
+            with reading(f"column {column!r} of {self.where(row)} or below"):
+                flat = flat.cast(self._pa.int64()) if fill else flat
             flat = flat.fill_null(self._pa.scalar(fill).cast(flat.type))
         numbers = flat.to_numpy(zero_copy_only=False).reshape(out.shape)
         np.copyto(out.numpy(), numbers, casting="unsafe")
@@ -284,8 +288,12 @@ class ArrowTable:
     def _refuse(self, wrong: Any, row: int, column: str, why: str) -> None:
         """Raise FormatError if a row of a batch is wrong. row: the first one."""
         if wrong.any():
-            cure = "the edges with --drop-unknown" if column in self.ends else f"the column with --skip {column}"
-            raise FormatError(f"{self.where(row + int(wrong.argmax()))}: {column!r} {why}; correct it, or leave out {cure}")
+            cure = (
+                "the edges with --drop-unknown" if column in self.ends else f"the column with --skip {column}"
+            )
+            raise FormatError(
+                f"{self.where(row + int(wrong.argmax()))}: {column!r} {why}; correct it, or leave out {cure}"
+            )
 
 
 def each_within(context: Callable[[], AbstractContextManager[None]], items: Iterator[Any]) -> Iterator[Any]:

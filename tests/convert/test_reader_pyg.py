@@ -288,7 +288,10 @@ class Hostile:
         (lambda pyg: tensors(num_nodes=60.0), "d.pt is 60.0; it must be a whole number from 0"),
         (lambda pyg: tensors(num_nodes=np.int64(61)), "there are 61 (from num_nodes of '_N')"),
         (lambda pyg: tensors(num_nodes=np.array(61)), "there are 61 (from num_nodes of '_N')"),
-        (lambda pyg: {"_N": {"x": torch.zeros(9), "num_nodes": [8]}, ("_N", "_E", "_N"): {}}, "there are 8 (from"),
+        (
+            lambda pyg: {"_N": {"x": torch.zeros(9), "num_nodes": [8]}, ("_N", "_E", "_N"): {}},
+            "there are 8 (from",
+        ),
     ],
 )
 def test_bad_file_prints_one_line(tmp_path, pyg, capsys, saved, message):
