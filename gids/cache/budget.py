@@ -150,7 +150,7 @@ def affordable_depth(tables: Sequence[Table], queue_depth: int, memory_bytes: in
     """The queue depth of that engine: at most queue_depth, and so much that its bounce pool takes at most an
     eighth of the memory; at least 2."""
     longest = longest_read_bytes(tables, memory_bytes=memory_bytes, queue_depth=queue_depth)
-    return max(2, min(queue_depth, memory_bytes // _MOST_BOUNCE_SHARE // longest))
+    return max(min(2, queue_depth), min(queue_depth, memory_bytes // _MOST_BOUNCE_SHARE // longest))
 
 
 def bounce_pool_bytes(tables: Sequence[Table], queue_depth: int, memory_bytes: int) -> int:

@@ -81,7 +81,7 @@ def overflow_error(table: Table, dtype: torch.dtype) -> OverflowError:
     """For rows with a finite value that became infinite."""
     return OverflowError(
         f"table {table.name!r} has a value that does not fit in {dtype}, whose largest value is "
-        f"{torch.finfo(dtype).max:g}: give the loader dtype=torch.float32, or None for the stored dtype"
+        f"{torch.finfo(dtype).max:g}: load rows as torch.float32, or in their stored dtype"
     )
 
 

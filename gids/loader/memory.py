@@ -582,7 +582,16 @@ def few_lines(placement: Placement, wanted: Sizes) -> str:
     assert plan is not None
     if plan.capped or _line_bytes(placement, plan) >= needed:
         return ""
-    enough = _memory_for(placement, wanted, lambda other: _line_bytes(placement, other) >= needed)
+    pool = placement.memory().get("bounce pool", 0)
+
+    def is_enough(nbytes: int) -> bool:
+        grown = max(0, nbytes // 8 - pool)  # which the bounce pool takes more at most
+        try:
+            return _line_bytes(placement, placement.share(wanted, nbytes - grown)) >= needed
+        except MemoryBudgetError:
+            return False
+
+    enough = advised_bytes(least_memory(placement.memory_bytes, is_enough))
     lines, pages = format_bytes(_line_bytes(placement, plan)), format_bytes(wanted.page_bytes)
     return (
         f"{placement.option}={placement.memory_bytes} leaves {lines} for the cache, and a minibatch reads "

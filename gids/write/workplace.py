@@ -42,6 +42,7 @@ from gids.write.files import lock, replace_file, sync_directory, sync_tree, writ
 
 _LOCK, _PROGRESS = "lock", "progress.json"
 _VERSION = "gids progress 1"
+_NAMES = {MANIFEST, "graph", "nodes", "tables"}  # in a dataset's directory
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -75,8 +76,13 @@ def is_shard_folder(folder: Path) -> bool:
     return re.fullmatch(r".+\.shards-[0-9a-f]{8}", folder.name) is not None
 
 
-def already_exists(path: Path) -> FileExistsError:
-    """The error for a dataset whose path is taken."""
+def already_exists(path: Path, *, overwrite: bool = False) -> FileExistsError:
+    """The error for a dataset whose path is taken. overwrite: by something else than a dataset."""
+    if overwrite:
+        return FileExistsError(
+            f"{path} is a link, is no gids dataset or contains other files, and is not replaced: move it "
+            "away, or choose another name"
+        )
     return FileExistsError(
         f"{path} already exists, and a dataset never changes: choose another name, or remove it first"
     )
@@ -125,7 +131,7 @@ class Workplace:
             if not self.root.exists():  # a writer was killed after it had published
                 self._remove()
             self._unlock()
-            raise already_exists(self.path)
+            raise already_exists(self.path, overwrite=self._overwrite)
         try:
             with self._explaining(self.path.name):
                 self._prepare(stripe_dirs)
@@ -161,7 +167,7 @@ class Workplace:
             names = os.listdir(self.partial)
         except FileNotFoundError:
             if self._is_taken():
-                raise already_exists(self.path) from None
+                raise already_exists(self.path, overwrite=self._overwrite) from None
             names = []
         except NotADirectoryError:
             names = [self.partial.name]
@@ -185,8 +191,11 @@ class Workplace:
 
     def _is_taken(self) -> bool:
         """Whether something is at the path that this writer may not replace."""
-        is_replaceable = self._overwrite and not self.path.is_symlink() and is_dataset(self.path)
-        return os.path.lexists(self.path) and not is_replaceable
+        if not self._overwrite or not os.path.lexists(self.path):
+            return os.path.lexists(self.path)
+        return (
+            self.path.is_symlink() or not is_dataset(self.path) or bool(set(os.listdir(self.path)) - _NAMES)
+        )
 
     def _locked(self) -> int:
         """A descriptor of the lock, which is made if necessary. Raises FileExistsError, OSError."""
@@ -327,7 +336,7 @@ class Workplace:
             sync_directory(self.partial)
             check()
             if self._is_taken():
-                raise already_exists(self.path)
+                raise already_exists(self.path, overwrite=self._overwrite)
             if self._overwrite and self.path.exists():
                 os.rename(self.path, self._replaced)
                 sync_directory(self.partial)

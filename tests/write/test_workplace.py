@@ -80,7 +80,7 @@ def test_what_was_published_before_a_kill_stays_wherever_it_is(tmp_path, path, p
 def test_a_kill_while_a_dataset_is_replaced_leaves_the_old_or_the_new_one(path, partial, call):
     """Killed before the old one moves away, between the two renames, and after the second."""
     write(path)
-    (path / "mark").touch()
+    (path / "tables/mark").touch()
 
     def overwrite():
         with DatasetWriter(path, resume_key={"source": 1}, overwrite=True) as writer:
@@ -101,14 +101,14 @@ def test_a_kill_while_a_dataset_is_replaced_leaves_the_old_or_the_new_one(path, 
         overwrite()
 
     killed(work, workplace.Workplace, "_remove")
-    assert (path / "mark").exists() == (call == 1)
+    assert (path / "tables/mark").exists() == (call == 1)
     assert path.exists() == (call != 2)
     with pytest.raises(FileExistsError, match="already exists"):  # which puts the old one back
         DatasetWriter(path)
     check(path, sign=1 if call < 3 else -1)
     overwrite()
     check(path, sign=-1)
-    assert not (path / "mark").exists()
+    assert not (path / "tables/mark").exists()
     assert not partial.exists()
 
 
@@ -117,8 +117,12 @@ def test_only_a_dataset_is_replaced(tmp_path, path):
     (tmp_path / "home/thesis.tex").write_text("all of it")
     write(path)
     (tmp_path / "link.gids").symlink_to(path)
-    for taken in ("home", "link.gids"):
-        with pytest.raises(FileExistsError, match="already exists"):
+    write(tmp_path / "with notes.gids")
+    (tmp_path / "with notes.gids/notes.txt").write_text("mine")
+    for taken in ("home", "link.gids", "with notes.gids"):
+        with pytest.raises(
+            FileExistsError, match="or contains other files, and is not replaced: move it away"
+        ):
             DatasetWriter(tmp_path / taken, overwrite=True)
     check(path)
 
