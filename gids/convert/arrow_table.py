@@ -175,9 +175,9 @@ class ArrowTable:
         examples, text = dict[str, str](), self._pa.large_string()
         for batch in self.batches(list(columns), ID_ROWS) if columns else ():
             for column in columns:
-                is_list, fields = self.is_list(column), batch.column(column)
-                texts = fields.cast(self._pa.list_(text) if is_list else text)
-                texts = self._pa.compute.binary_join(texts, self._pa.scalar(" ", text)) if is_list else texts
+                texts = batch.column(column).cast(self._pa.list_(text) if self.is_list(column) else text)
+                if self.is_list(column):
+                    texts = self._pa.compute.binary_join(texts, self._pa.scalar(" ", text))
                 numbers = texts.filter(self._pa.compute.match_substring_regex(texts, _NUMBERS))
                 examples |= dict(zip([column], numbers[:1].to_pylist(), strict=False))
         return examples
@@ -236,9 +236,8 @@ class ArrowTable:
             shape += (len(columns),)
         elif self.is_list(columns[0]):
             shape += (width := self._width(columns[0]),)
-            self._refuse(
-                np.array([not width and self.row_count]), 0, columns[0], "is empty, as all lists are"
-            )
+            is_empty = np.array([self.row_count > 0 and not width])
+            self._refuse(is_empty, 0, columns[0], "is empty, as all lists are")
         step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
         def decode(chunk: int) -> Iterator[torch.Tensor]:
@@ -288,12 +287,9 @@ class ArrowTable:
     def _refuse(self, wrong: Any, row: int, column: str, why: str) -> None:
         """Raise FormatError if a row of a batch is wrong. row: the first one."""
         if wrong.any():
-            cure = (
-                "the edges with --drop-unknown" if column in self.ends else f"the column with --skip {column}"
-            )
-            raise FormatError(
-                f"{self.where(row + int(wrong.argmax()))}: {column!r} {why}; correct it, or leave out {cure}"
-            )
+            where = f"{self.where(row + int(wrong.argmax()))}: {column!r}"
+            cure = "--drop-unknown" if column in self.ends else f"--skip {column}"
+            raise FormatError(f"{where} {why}; correct it, or leave it out with {cure}")
 
 
 def each_within(context: Callable[[], AbstractContextManager[None]], items: Iterator[Any]) -> Iterator[Any]:

@@ -221,7 +221,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     count_by_edges(
         source,
         (
-            (ntype, table.rows([end]))
+            (ntype, table.rows([end], fill=0))  # add_edges refuses nulls
             for relation, (table, ends) in opened.items()
             for ntype, end in zip(relation[::2], ends, strict=True)
             if ntype not in source.nodes
