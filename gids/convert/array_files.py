@@ -156,18 +156,25 @@ def open_torch(path: Path) -> dict[str, SourceArray]:
 
 def open_hdf5(path: Path) -> dict[str, SourceArray]:
     """The datasets of an HDF5 file by name (in groups: GROUP/NAME). Needs h5py."""
-    h5py, arrays = import_library(path, "h5py"), {}
+    h5py, arrays = import_library(path, "h5py"), dict[str, SourceArray]()
 
-    def add(name: str, member: Any) -> None:
-        if isinstance(member, h5py.Dataset):
-            dtype = np.dtype("U1") if h5py.check_string_dtype(member.dtype) else member.dtype
-            if member.shape is None or torch_dtype_of(dtype) is None:
-                arrays[name] = _unusable(dtype, member.shape or ())
-            else:
-                arrays[name] = SourceArray(SliceRows(member)) if member.shape else array_of(member[...])
+    def add(*groups: Any, prefix: str = "") -> None:
+        """Add the members of the last group, by all their links. groups: also those above, against cycles."""
+        for key in groups[-1]:
+            name, member = prefix + key, groups[-1].get(key)
+            if member is None:
+                arrays[name] = SourceArray(None, "a link to nothing", is_data=True)
+            elif isinstance(member, h5py.Group) and member not in groups:
+                add(*groups, member, prefix=f"{name}/")
+            elif isinstance(member, h5py.Dataset):
+                dtype = np.dtype("U1") if h5py.check_string_dtype(member.dtype) else member.dtype
+                if member.shape is None or torch_dtype_of(dtype) is None:
+                    arrays[name] = _unusable(dtype, member.shape or ())
+                else:
+                    arrays[name] = SourceArray(SliceRows(member)) if member.shape else array_of(member[...])
 
     with reading(path):
-        h5py.File(path, "r").visititems(add)
+        add(h5py.File(path, "r"))
     return arrays
 
 

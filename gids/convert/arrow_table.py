@@ -28,8 +28,10 @@ from gids.store.dtypes import equal_values, torch_dtype_of
 _BATCH_BYTES = 2 << 20
 ID_ROWS = 1 << 16  # of a batch of ids
 _WIDTH_ROWS = 1000  # rows to read at a time when looking for the first list
-_NUMBERS = r"^[\[(\s]*[-+]?[.]?[0-9][-+0-9.eETZ,;:|/\s]*[\])\s]*$"
-"""A field of text that is a number, a date, or a vector of numbers."""
+_AROUND = r"""[][(){}<>"'$€£%\s,;|+.-]|(?i:array|tensor|nan|none|null|dtype=\w+|(np|torch)[.]\w+)"""
+_NUMBER = r"[0-9][-+0-9.eETZ,;:|/\s]*|(?i:inf(inity)?)"
+_NUMBERS = rf"^({_AROUND})*({_NUMBER})({_AROUND}|{_NUMBER})*$"
+"""A field of text that is a number, a date, or a vector of numbers, as NumPy and others print it."""
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
 
@@ -49,8 +51,10 @@ class ArrowTable:
     """The columns of one or more files. Raises FormatError, and ImportError without pyarrow.
 
     Attributes: row_count; types (column -> pyarrow type); text_at (column of text of a text file -> why it is
-    not of numbers).
+    not of numbers); ends (columns of the ends of edges).
     """
+
+    ends: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._pa = import_pyarrow(files[0])
@@ -75,7 +79,7 @@ class ArrowTable:
                 raise FormatError(f"{file} has two columns {shown(twice)}")
             if self.types and types != self.types:
                 raise FormatError(f"{file} has different columns than {files[0]}")
-            self.types = types
+            self.types = self.types or types
             self._file_starts.append(sum(counts))
             self._chunks += [(file, group) for group in groups]
             counts += rows
@@ -100,9 +104,10 @@ class ArrowTable:
                 options = {"pre_buffer": False, "buffer_size": 1 << 20, "page_checksum_verification": True}
                 reader = self._pa.parquet.ParquetFile(self._pa.OSFile(os.fsencode(path)), **options)
             elif starts_with(path, _ARROW):
-                names = list(self.types)
+                file = self._pa.memory_map(os.fsencode(path))
+                names = self._pa.ipc.open_file(file).schema.names
                 options = self._pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
-                reader = self._pa.ipc.open_file(self._pa.memory_map(os.fsencode(path)), options=options)
+                reader = self._pa.ipc.open_file(file, options=options)
             else:
                 raise FormatError(
                     f"{path} is not a Parquet or Arrow file; write the batches of an Arrow stream with "
@@ -161,15 +166,18 @@ class ArrowTable:
         return is_text
 
     def null_count(self, column: str) -> int:
-        """Number of rows without a value. Reads the column."""
-        return sum(batch.column(0).null_count for batch in self.batches([column], ID_ROWS))
+        """Number of values that are missing. Reads the column."""
+        values = (batch.column(0) for batch in self.batches([column], ID_ROWS))
+        return sum((v.flatten() if self.is_list(column) else v).null_count for v in values)
 
     def numbers_as_text(self, columns: Sequence[str]) -> dict[str, str]:
-        """Columns of text in which a field is a number, or has numbers only -> such a field."""
-        examples: dict[str, str] = {}
+        """Columns of text in which a field (of lists: all of one) is a number, or numbers -> such a field."""
+        examples, text = dict[str, str](), self._pa.large_string()
         for batch in self.batches(list(columns), ID_ROWS) if columns else ():
-            for column, fields in zip(columns, batch.columns, strict=True):
-                texts = fields.cast(self._pa.large_string())
+            for column in columns:
+                texts = batch.column(column).cast(self._pa.list_(text) if self.is_list(column) else text)
+                if self.is_list(column):
+                    texts = self._pa.compute.binary_join(texts, self._pa.scalar(" ", text))
                 numbers = texts.filter(self._pa.compute.match_substring_regex(texts, _NUMBERS))
                 examples |= dict(zip([column], numbers[:1].to_pylist(), strict=False))
         return examples
@@ -227,7 +235,9 @@ class ArrowTable:
         if is_matrix:
             shape += (len(columns),)
         elif self.is_list(columns[0]):
-            shape += (self._width(columns[0]),)
+            shape += (width := self._width(columns[0]),)
+            is_empty = np.array([self.row_count > 0 and not width])
+            self._refuse(is_empty, 0, columns[0], "is empty, as all lists are")
         step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
         def decode(chunk: int) -> Iterator[torch.Tensor]:
@@ -263,7 +273,8 @@ class ArrowTable:
             if fill is None:
                 nulls = np.asarray(flat.is_null()).reshape(len(values), -1)
                 self._refuse(nulls.any(axis=1), row, column, "is null")
-            flat = flat.cast(self._pa.int64()) if fill else flat
+            with reading(f"column {column!r} of {self.where(row)} or below"):
+                flat = flat.cast(self._pa.int64()) if fill else flat
             flat = flat.fill_null(self._pa.scalar(fill).cast(flat.type))
         numbers = flat.to_numpy(zero_copy_only=False).reshape(out.shape)
         np.copyto(out.numpy(), numbers, casting="unsafe")
@@ -276,8 +287,9 @@ class ArrowTable:
     def _refuse(self, wrong: Any, row: int, column: str, why: str) -> None:
         """Raise FormatError if a row of a batch is wrong. row: the first one."""
         if wrong.any():
-            cure = f"correct it, or leave the column out with --skip {column}"
-            raise FormatError(f"{self.where(row + int(wrong.argmax()))}: {column!r} {why}; {cure}")
+            where = f"{self.where(row + int(wrong.argmax()))}: {column!r}"
+            cure = "--drop-unknown" if column in self.ends else f"--skip {column}"
+            raise FormatError(f"{where} {why}; correct it, or leave it out with {cure}")
 
 
 def each_within(context: Callable[[], AbstractContextManager[None]], items: Iterator[Any]) -> Iterator[Any]:

@@ -15,7 +15,7 @@ import torch
 from gids.convert.source import Mask, Source, described
 from gids.convert.stream_rows import BLOCK_BYTES, column_of, derived, saved
 from gids.errors import FormatError
-from gids.store.dtypes import UINT64
+from gids.store.dtypes import UINT64, is_whole
 from gids.store.names import SPLITS, describe_type
 from gids.store.rows import Rows, as_int64, as_rows, blocks
 
@@ -93,6 +93,7 @@ def _one_column(mask: Mask, column: int | None) -> Rows:
 def _ones(mask: Rows, what: str) -> Iterator[np.ndarray]:
     """The positions at which a mask is 1, in pieces."""
     for start, block in blocks(mask, BLOCK_BYTES):
+        block = as_int64(block, what, start) if is_whole(block.dtype) else block
         wrong = torch.nonzero((block != 0) & (block != 1))
         if len(wrong):
             row = int(wrong[0])

@@ -251,7 +251,8 @@ def check_source(source: Source) -> None:
         check_name(table.key, "the name of a table")
         row_count(table.rows, f"table {table.name!r}")
         if table.name in names:
-            raise FormatError(f"the source has two tables {table.name!r}")
+            cure = f"rename one, or leave it out with --skip {table.key}"
+            raise FormatError(f"the source has two tables {table.name!r}: {cure}")
         names.add(table.name)
 
 

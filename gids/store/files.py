@@ -124,7 +124,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
     """The bytes before the data of a `.npy` file (version 1.0, C order, padded to a multiple of 64)."""
     lengths = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-    text = f"{{'descr': '{ARRAY_DTYPES[dtype].str}', 'fortran_order': False, 'shape': ({lengths}), }}"
+    text = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': ({lengths}), }}"
     padding = -(10 + len(text) + 1) % 64
     text += " " * padding + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()

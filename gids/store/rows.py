@@ -85,7 +85,8 @@ class SliceRows:
         self.dtype: torch.dtype = self._slice(0, 0).dtype
 
     def _slice(self, start: int, stop: int) -> Rows:
-        piece = self._values[(*self._at, slice(start, stop))]
+        part = slice(start, stop)
+        piece = self._values[(*self._at, part) if self._at else part]
         rows = as_rows(piece if isinstance(piece, torch.Tensor) else np.asarray(piece))
         if rows.shape != (stop - start, *self.shape[1:]):
             raise FormatError(f"rows {start} to {stop} have shape {rows.shape}, in an array of {self.shape}")
@@ -180,6 +181,8 @@ Values = Rows | torch.Tensor | np.ndarray | Sliceable
 def as_rows(values: Values) -> Rows:
     """Rows of a tensor, or of anything with a shape, a dtype and slices. Rows are returned unchanged. Raises
     TypeError for anything else."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError("values are masked: give values.filled(NUMBER)")
     if isinstance(values, np.ndarray):
         return ArrayRows(values)
     if isinstance(values, torch.Tensor):
@@ -188,10 +191,14 @@ def as_rows(values: Values) -> Rows:
     elif hasattr(values, "read_into"):
         return cast(Rows, values)
     elif all(hasattr(values, name) for name in ("shape", "dtype", "__getitem__")):
-        with contextlib.suppress(FormatError, TypeError, LookupError, ValueError):  # a matrix of SciPy
+        with contextlib.suppress(
+            FormatError, TypeError, LookupError, ValueError, AttributeError
+        ):  # a matrix of SciPy
             return SliceRows(values)
     what = "a sparse tensor" if isinstance(values, torch.Tensor) else type(values).__name__
-    raise TypeError(f"values must be an array of NumPy, a dense tensor of torch, or have slices (got {what})")
+    raise TypeError(
+        f"values must be an array of NumPy, a dense tensor of torch, or have arrays as slices (got {what})"
+    )
 
 
 def read_range(rows: Rows, start: int, stop: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ RNG = np.random.default_rng(12)
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+    "dtype", ["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "uint64", "bool"]
 )
 @pytest.mark.parametrize("shape", [(999,), (500, 7), (40, 2, 3), (0, 5)])
 def test_exported_array_equals_the_source_byte_for_byte(tmp_path, dtype, shape):

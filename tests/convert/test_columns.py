@@ -9,11 +9,13 @@ from reader_example import assert_table, convert, refused, write_csv
 import gids
 from gids import FeatureStore
 from gids.cli import main
+from gids.convert.arrow_table import ArrowTable
 from gids.write.partition import partition
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("pyarrow.csv")
+pytest.importorskip("pyarrow.feather")
 
 
 def test_a_table_of_which_no_column_is_left_is_refused(tmp_path, capsys):
@@ -185,8 +187,10 @@ DAYS = pa.array([1, 2], pa.timestamp("us"))
         (".csv", {"emb": ["?", "0.5"]}, "'?' is no number"),
         (".csv", {"emb": ["2020-01-01 10:00:00", "2020-01-02"]}, "' is no number"),
         (".csv", {"emb": ["1,5", "2"]}, "'1,5' is no number"),
+        (".parquet", {"emb": [["a", "1"], ["0.5", "2"]]}, "not numbers, such as '0.5 2'"),
         (".parquet", {"emb": ["[0.5 1]", "x"]}, "of type string, not numbers, such as '[0.5 1]'"),
         (".parquet", {"emb": pa.array(["1", "2"]).dictionary_encode()}, "not numbers, such as '1'"),
+        (".parquet", {"emb": pa.array([[], None], pa.list_(pa.int8()))}, "'emb' is empty, as all lists are"),
         (".parquet", {"emb": DAYS}, "of type timestamp[us], not numbers"),
         (".parquet", {"emb": [[[1]], [[2]]]}, "of type list<element: list<element: int64>>, not"),
         (".parquet", {"emb": [{"a": 1}, {"a": 2}]}, "of type struct<a: int64>, not numbers"),
@@ -213,6 +217,7 @@ def test_numbers_that_cannot_be_converted_are_refused_with_the_option(
         (".parquet", pa.array([3, None, 1, None], pa.uint8()), [True, None, False, None]),
         (".parquet", pa.array([True, None, False, None]), pa.array([1, None, 0, 0], pa.int8())),
         (".parquet", pa.array([3.0, None, 1, None]), pa.array([1.0, None, 0, 0])),
+        (".parquet", [[3], [None], [1], [None]], [1, None, 0, 0]),
         (".parquet", pa.array([3, None, 1, None]).dictionary_encode(), [True, False, False, None]),
         (".csv", [3, "", 1, "NA"], [True, "", "False", "null"]),
     ],
@@ -221,9 +226,20 @@ def test_nulls_among_labels_and_masks_are_none_and_counted(tmp_path, capsys, suf
     source = written(tmp_path, suffix, {"age": [0, 1, 2, 3], "Label": label, "train_mask": mask})
     store = convert(source, tmp_path / "a.gids", "--from", suffix[1:])
     bools = isinstance(label, pa.Array) and label.type == pa.bool_()
-    assert store.labels["_N"].tolist() == [1 if bools else 3, -1, 0 if bools else 1, -1]
+    assert store.labels["_N"].reshape(-1).tolist() == [1 if bools else 3, -1, 0 if bools else 1, -1]
     assert store.split("train").tolist() == [0]
     assert "'Label' of '_N' has 2 nulls in 4 rows: no label" in capsys.readouterr().err
+
+
+def test_series_of_labels_and_masks_have_the_meaning_of_their_name(tmp_path, capsys):
+    masks = {f"train_mask_{i}": mask for i, mask in enumerate([[1, 0, 1], [0, None, 1]])}
+    columns = {"Y_0": [1, None, 0], "Y_1": [0, 1, 1], **masks}
+    source = written(tmp_path, ".parquet", {"age": [1, 2, 3], **columns})
+    store = convert(source, tmp_path / "a.gids", "--split-column", "1")
+    assert list(store.tables) == ["_N.age"]
+    assert store.labels["_N"].tolist() == [[1, 0], [-1, 1], [0, 1]]
+    assert store.split("train").tolist() == [2]
+    assert "'Y' of '_N' has 1 nulls in 3 rows: no label" in capsys.readouterr().err
 
 
 def test_missing_values_of_a_csv_file_are_nan_and_text_ids_stay(tmp_path):
@@ -232,6 +248,39 @@ def test_missing_values_of_a_csv_file_are_nan_and_text_ids_stay(tmp_path):
     assert store.ids()[:] == ["NA", "null", "c"]
     assert store.table("x").read_rows(range(3)).isnan().tolist() == [True, False, True]
     assert store.labels["_N"].tolist() == [0, -1, 1]
+
+
+def test_vectors_in_any_print_are_numbers_and_words_with_digits_are_not(tmp_path):
+    numbers = ["{0.1,0.2}", "[nan, 0.2]", "[1.0, None]", "array([0.1], dtype=float32)", "tensor([1.,2.])"]
+    numbers += ["[[1,2],[3,4]]", "<1,2>", '"1 2"', "inf", "5%", "$5", "[np.float64(1.0), -2]", "[-.5\t1e-3]"]
+    words = ["E12", "T1", "5t", "nan", "none", "info", "nano 5", "-", "[]", ""]
+    columns = {text: [text, "a"] for text in numbers + words} | {"words": [["in", "2019"]] * 2}
+    table = ArrowTable([written(tmp_path, ".parquet", columns)])
+    assert table.numbers_as_text([*columns]) == {text: text for text in numbers}
+
+
+def test_parts_may_have_their_columns_in_another_order(tmp_path, capsys):
+    for suffix, write in ((".parquet", pq.write_table), (".arrow", pa.feather.write_feather)):
+        parts = tmp_path / suffix[1:] / f"nodes{suffix}"
+        parts.mkdir(parents=True)
+        write(pa.table({"b": [1, 2], "t": ["p", "q"], "a": [3, 4], "s": ["5", "6"]}), parts / f"0{suffix}")
+        write(pa.table({"a": [7], "s": ["8"], "b": [9], "t": ["r"]}), parts / f"1{suffix}")
+        source, path = parts.parent, tmp_path / f"{suffix[1:]}.gids"
+        assert "column 's' of '_N'" in refused(capsys, source, path)
+        x = convert(source, path, "--skip", "s").table("x")
+        assert (x.columns, x.read_rows(range(3)).tolist()) == (("b", "a"), [[1, 3], [2, 4], [9, 7]])
+
+
+def test_what_only_an_option_can_solve_names_it(tmp_path, capsys):
+    for columns, message in (
+        ({"label": pa.array([1 << 63, None], pa.uint64())}, "column 'label' of "),
+        (
+            {"feat": [[1], [2]], "columns": [[3], [4]], "b": [1, 2]},
+            "'_N.columns': rename one, or leave it out with",
+        ),
+    ):
+        source = written(tmp_path, ".parquet", {"a": [1, 2], **columns})
+        assert message in refused(capsys, source, tmp_path / "a.gids")
 
 
 def test_a_column_to_separate_must_exist(tmp_path, capsys):

@@ -572,6 +572,22 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     assert "row 1 (the first is 0): 'src' is empty" in refused(capsys, source, tmp_path / "b.gids")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_empty_ends_of_nodes_without_ids_are_refused_or_dropped(tmp_path, capsys, suffix):
+    WRITERS[suffix](tmp_path / f"s/nodes{suffix}", x=[1, 2, 3])
+    empty = "" if suffix == ".csv" else None
+    WRITERS[suffix](tmp_path / f"s/edges{suffix}", src=[0, 1, 2], dst=[1, empty, 2], w=[5, 6, 7])
+    error = refused(capsys, tmp_path / "s", tmp_path / "a.gids")
+    assert "--skip" not in error
+    assert ("correct it, or leave it out with --drop-unknown" in error) == (suffix == ".parquet")
+    store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
+    assert store.graph().indices.tolist() == [0, 2]
+    assert store.table("_N._E._N.w").read_rows([0, 1]).tolist() == [5, 7]
+    if suffix == ".parquet":  # the edges count the nodes
+        store = convert(tmp_path / "s/edges.parquet", tmp_path / "b.gids", "--drop-unknown")
+        assert (store.num_nodes(), store.graph().indices.tolist()) == (3, [0, 2])
+
+
 def test_verify_takes_the_options_of_tables(tmp_path, capsys):
     nodes = write_csv(tmp_path / "nodes.csv", doi=["d0", "d1"], x=[0, 1])
     edges = write_csv(tmp_path / "edges.csv", a=["d0", "d0"], dst=["d0", "d0"], w=[1, 2])

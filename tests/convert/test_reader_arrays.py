@@ -185,8 +185,9 @@ def test_invalid_source_prints_one_line_and_leaves_nothing(tmp_path, capsys, con
     assert message in refused(capsys, source, tmp_path / "x.gids")
 
 
-def test_one_of_several_splits(tmp_path, capsys):
-    masks = np.arange(150).reshape(50, 3) % 7 == 0
+@pytest.mark.parametrize("dtype", ["bool", "uint16", "uint32", "uint64"])
+def test_one_of_several_splits(tmp_path, capsys, dtype):
+    masks = (np.arange(150).reshape(50, 3) % 7 == 0).astype(dtype)
     save_arrays(tmp_path / "s", feat=FEAT, train_mask=masks, val_mask=masks[:, :1], label=np.zeros(50))
     store = convert(tmp_path / "s", tmp_path / "x.gids", "--split-column", "2")
     assert store.splits["_N"]["train"].tolist() == np.flatnonzero(masks[:, 2]).tolist()
@@ -205,6 +206,22 @@ def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys
     assert "num_nodes.npy; 'emb' of y.npz: Python objects" in refused(
         capsys, tmp_path / "y.npz", tmp_path / "y.gids", "--quiet"
     )
+
+
+def test_all_links_of_hdf5_are_followed(tmp_path, capsys):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["feat"] = FEAT
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"], file["pos"] = np.arange(50) % 3, h5py.ExternalLink("f.h5", "/feat")
+        file["y"], file["soft"], file["group/above"] = file["a"], h5py.SoftLink("/a"), file["/"]
+        file["gone"] = h5py.ExternalLink("gone.h5", "/feat")
+    error = refused(capsys, tmp_path / "a.h5", tmp_path / "a.gids")
+    assert "--skip gone: 'gone' of a.h5: a link to nothing" in error
+    store = convert(tmp_path / "a.h5", tmp_path / "a.gids", "--skip", "gone")
+    assert sorted(store.tables) == ["_N.a", "_N.pos", "_N.soft"]
+    assert store.labels["_N"].tolist() == store.table("a").read_rows(range(50)).tolist()
+    assert_table(store, "_N.pos", FEAT)
 
 
 def test_members_of_hdf5_without_rows_are_left_out_or_must_be_skipped(tmp_path, capsys):

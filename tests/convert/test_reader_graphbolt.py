@@ -171,6 +171,14 @@ test_a_bad_dataset_is_refused = refuses(
     (train_set([{"type": "user", "data": [SEEDS]}]), "is of type 'user', but the graph has '_N'"),
     (train_set([{"type": "a:b:c", "data": [SEEDS]}]), "is of type 'a.b.c', but the graph has"),
     (
+        meta(feature_data=[entry("data/feat.npy", domain="node", name="x", type="_N:_E:_N")]),
+        "is of type '_N:_E:_N', but the graph has '_N'",
+    ),
+    (
+        train_set([{"data": [SEEDS, entry("set/train_labels.npy", name="label")]}]),
+        "--skip t: 'label' of task 't': only seeds and labels are read: call it so",
+    ),
+    (
         meta(feature_data=[entry("data/feat.npy", domain="graph", name="x")]),
         "with --skip x: feature 'x': its domain is 'graph'",
     ),

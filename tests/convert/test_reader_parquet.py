@@ -184,7 +184,7 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
         (
             nodes(year=pa.array([*range(N - 1), None])),
             edges(),
-            f"row {N - 1} (the first is 0): 'year' is null; correct it, or leave the column out",
+            f"row {N - 1} (the first is 0): 'year' is null; correct it, or leave it out with --skip",
         ),
         (nodes(id=np.arange(N) + 0.3), edges(), "is of type double: ids must be text or whole numbers"),
         (nodes(), edges(src=EDGES[0] + 1), f"'src' is {N}, which no '_N' node has as its id"),

@@ -285,6 +285,13 @@ class Hostile:
             f"{E} edges, but its table 'edge_attr' has {E - 1} rows; leave it out with --skip edge_attr",
         ),
         (lambda pyg: tensors(y=torch.arange(N - 1)), "there are 60 (from 'x' of"),
+        (lambda pyg: tensors(num_nodes=60.0), "d.pt is 60.0; it must be a whole number from 0"),
+        (lambda pyg: tensors(num_nodes=np.int64(61)), "there are 61 (from num_nodes of '_N')"),
+        (lambda pyg: tensors(num_nodes=np.array(61)), "there are 61 (from num_nodes of '_N')"),
+        (
+            lambda pyg: {"_N": {"x": torch.zeros(9), "num_nodes": [8]}, ("_N", "_E", "_N"): {}},
+            "there are 8 (from",
+        ),
     ],
 )
 def test_bad_file_prints_one_line(tmp_path, pyg, capsys, saved, message):

@@ -168,7 +168,6 @@ class Slices:
         self.shape, self.dtype = values.shape, values.dtype
 
     def __getitem__(self, rows):
-        [rows] = rows
         assert rows.stop - rows.start <= self._most
         return self._values[rows]
 
@@ -193,6 +192,8 @@ def test_what_is_no_array_and_a_closed_writer_are_refused_by_name(tmp_path):
                 TypeError, match=rf"array of NumPy, a dense tensor of torch, .* \(got {what}\)"
             ):
                 put(writer, values)
+        with pytest.raises(TypeError, match=r"masked: give values\.filled"):
+            put(writer, np.ma.masked_equal(np.arange(3), 1))
         with pytest.raises(ValueError, match="no split 'valid': choose 'train', 'val', 'test'"):
             writer.write_split("n", "valid", torch.tensor([0]))
     with pytest.raises(ValueError, match=r"the writer of a\.gids is closed"):

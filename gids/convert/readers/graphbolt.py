@@ -127,6 +127,9 @@ def _read_task(name: str, task: Entry, open_array: OpenArray, source: Source) ->
                 continue
             if split in source.splits.get(ntype, {}):
                 raise FormatError(f"metadata.yaml lists the {role} of {shown(ntype)} twice: join the files")
+            for key in sorted(arrays.keys() - {"seeds", "seed_nodes", "labels"}):
+                why = "only seeds and labels are read: call it so, or take it out of metadata.yaml"
+                source.leave_out(f"{key!r} of task {name!r}", why, name)
             source.add_split(ntype, split, seeds)
             if "labels" in arrays:
                 read = _read_labels(seeds, arrays["labels"], role, source.node_count(ntype))
@@ -170,7 +173,7 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
 def _check_types(entries: list[Entry], known: list[Any]) -> None:
     """Raise FormatError for an entry of a type that the graph does not have. known: its types."""
     for entry in entries:
-        is_edge = entry.get("domain") == "edge" or ":" in _node_type(entry)
+        is_edge = entry["domain"] == "edge" if "domain" in entry else ":" in _node_type(entry)
         type_: Any = _relation(entry) if is_edge else _node_type(entry)
         types = [other for other in known if isinstance(other, type(type_))]
         if types and type_ not in types:

@@ -44,7 +44,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         return single(array_of(saved), path, choices.table)
     graph = _Graph(path, Source(skip=choices.skip))
     by_key = {key: graph.attributes(store) for key, store in _stores(saved, path).items()}
-    stores = _by_size(by_key[None], path) if None in by_key else by_key
+    stores = _by_size(by_key[None]) if None in by_key else by_key
     for key, store in stores.items():
         if isinstance(key, str):
             graph.add_nodes(key, store)
@@ -98,7 +98,7 @@ def _tensors(fields: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {k: v for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
 
 
-def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
+def _by_size(fields: Mapping[str, Any]) -> dict[str | Relation, Mapping[str, Any]]:
     """The attributes of a Data's nodes and of its edges, separated by size as PyG does.
 
     If there are as many nodes as edges, attributes with "edge" in their name are of edges.
@@ -107,7 +107,7 @@ def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapp
     links, edge_count = _links(tensors), _edge_count(tensors)
     rows = {k: len(v) for k, v in tensors.items()}
     unclear = {k for k in rows if rows[k] == edge_count or k.startswith("edge_")}
-    node_count = _node_count(fields, path) if unclear - {*_OF_EDGES, *_OF_NODES, *links} else None
+    node_count = _node_count(fields) if unclear - {*_OF_EDGES, *_OF_NODES, *links} else None
 
     def is_of_edges(key: str) -> bool:
         if key in _OF_EDGES or key in links or key in _OF_NODES or key not in unclear:
@@ -139,10 +139,10 @@ def _matrix_values(matrix: torch.Tensor) -> torch.Tensor:
     return matrix._values() if matrix.layout == torch.sparse_coo else matrix.values()
 
 
-def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
+def _node_count(fields: Mapping[str, Any]) -> int | None:
     """The number that PyG infers, from the edges if there is nothing else."""
-    if isinstance(count := fields.get("num_nodes"), (int, torch.Tensor)):
-        return whole_number(count, f"num_nodes of {path}")
+    if "num_nodes" in fields:
+        return int(fields["num_nodes"])
     tensors = _tensors(fields)
     named = [k for k in tensors if k in _OF_NODES] + [k for k in tensors if "node" in k]
     if named:
@@ -170,8 +170,9 @@ class _Graph:
         mapping = _mapping(store, self._path)
         if others := [key for key in mapping if not isinstance(key, str)]:
             raise FormatError(f"{self._path} has an attribute called {shown(others[0])}; names must be text")
-        kept = {k: v for k, v in mapping.items() if not self.source.skips(k) and v is not None}
-        kept |= {key: as_tensor(values) for key, values in kept.items() if key != "num_nodes"}
+        kept = {k: as_tensor(v) for k, v in mapping.items() if not self.source.skips(k) and v is not None}
+        if "num_nodes" in kept:
+            kept["num_nodes"] = whole_number(kept["num_nodes"], f"num_nodes of {self._path}")
         if "edge_index" in kept and getattr(kept["edge_index"], "layout", None) != torch.strided:
             why = "not a dense tensor; save one of shape (2, E), or a sparse adj_t"
             self.source.leave_out(f"'edge_index' of {self._path}", why, "edge_index")
@@ -179,8 +180,8 @@ class _Graph:
         return kept
 
     def add_nodes(self, ntype: str, store: Mapping[str, Any]) -> None:
-        if isinstance(count := store.get("num_nodes"), (int, torch.Tensor)):
-            self.source.add_nodes(ntype, count, f"num_nodes of {ntype!r}")
+        if "num_nodes" in store:
+            self.source.add_nodes(ntype, store["num_nodes"], f"num_nodes of {ntype!r}")
         for key, values in store.items():
             if key == "num_nodes":
                 continue

@@ -221,7 +221,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     count_by_edges(
         source,
         (
-            (ntype, table.rows([end]))
+            (ntype, table.rows([end], fill=0))  # add_edges refuses nulls
             for relation, (table, ends) in opened.items()
             for ntype, end in zip(relation[::2], ends, strict=True)
             if ntype not in source.nodes
@@ -275,25 +275,28 @@ class _Reading:
                 "if it is a table of edges, choose its ends with --src-column and --dst-column"
             )
         for group in groups:
-            key, _, is_matrix = group
+            key, columns, is_matrix = group
             what, name = f"{key!r} of {ntype!r}", key.casefold()
             fill = -1 if name in LABELS and ntype not in source.labels else 0
-            if is_matrix or not (fill or name in MASKS):
+            if not (fill or name in MASKS):
                 source.tables.append(_table(table, ntype, *group))
                 continue
-            if nulls := table.null_count(key):
+            if nulls := sum(map(table.null_count, columns)):
                 means = "no label" if fill else "not in the split"
                 source.notes.append(f"{what} has {nulls} nulls in {table.row_count} rows: {means}")
-            source.add_node_array(ntype, name, table.rows([key], fill=fill), what)
+            rows = table.rows(columns, is_matrix=is_matrix, fill=fill)
+            source.add_node_array(ntype, name, rows, what)
 
     def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
         """The table of a relation, and its columns of sources and destinations."""
         ends = _ends(relation, _names(files), self._choices)
         ntypes = relation[::2]
-        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
+        known = self._source.nodes if self._choices.drop_unknown else self._ids
+        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in known]
         if relation in self._arrays.edges:
             check_order(files)
         table = _open(files, self._scratch)
+        table.ends = ends
         for ntype, end in zip(ntypes, ends, strict=True):
             dtype = table.dtype(end)
             is_compared = self._ids.get(ntype) or (end in named and isinstance(table, TextTable))
@@ -313,7 +316,8 @@ class _Reading:
             if nodes := self._ids.get(ntype):
                 numbers.append(nodes.nodes_of(table, end, self._place()))
             else:
-                numbers.append(table.number_ids(end) if ntype in self._ids else table.rows([end]))
+                is_compared = ntype in self._ids or self._choices.drop_unknown
+                numbers.append(table.number_ids(end) if is_compared else table.rows([end]))
         kept = self._without_unknown(relation, table, ends, numbers)
         made = edge_tables(source, relation, table, ends)
         if kept is not None:
@@ -464,7 +468,7 @@ def _leave_out(
     Raises FormatError for these, labels and splits, numbers that are written as text, and other types.
     """
     texts, of_type = [column for column in columns if table.is_text(column)], describe_type(type_)
-    numbers = table.numbers_as_text([column for column in texts if not table.is_list(column)])
+    numbers = table.numbers_as_text(texts)
     cures = _CURES if isinstance(type_, str) else {}
     refused = {*series, *numbers, *(c for c in columns if c not in texts or c.casefold() in cures)}
     if wrong := [column for column in columns if column in refused]:
