@@ -113,7 +113,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         source = as_source(gids, self._opened)
         source.refuse_parts("gids.dgl.DataLoader")
         feats = [gids_feats] if isinstance(gids_feats, str) else gids_feats or []
-        self.served_tables = ServedTables(source.stores, graph, graph_sampler, feats)
+        self.served_tables = ServedTables(source, graph, graph_sampler, feats)
         self.feature_loader = source.feature_loader(
             self,
             self.served_tables.tables,

@@ -19,6 +19,7 @@ from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.store import FeatureStore, Graph, Table
 from gids.store.names import Relation, describe_type
+from gids.store.numbering import numbering_of
 
 _SAMPLES = 1000
 _MINIBATCH_SAMPLES = 64
@@ -54,9 +55,17 @@ def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> Non
 
 def _proof(graph: Any, relation: Relation, stores: Sequence[FeatureStore], by_id: bool) -> str:
     """What shows that edges of the graph are not in the first store that has them. Nothing where they cannot
-    be compared."""
+    be compared. Raises ValueError if that store numbers the nodes otherwise than the first one."""
     store = next((s for s in stores if (n := s.numbering(relation)) and n.contents), None)
-    if store is None or graph.device.type != "cpu":
+    if store is None:
+        return ""
+    for ntype in relation[::2]:
+        if (first := numbering_of(stores, ntype)) is not None and first != store.numbering(ntype):
+            raise ValueError(
+                f"{store.name} has the edges, and {first.dataset} numbers nodes otherwise: "
+                f"give {store.name} first"
+            )
+    if graph.device.type != "cpu":
         return ""
     stored = store.graph(relation)
     own = _topology(graph, relation)

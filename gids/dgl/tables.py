@@ -14,8 +14,8 @@ import dgl
 from gids.dgl.order import check_order
 from gids.errors import MissingError
 from gids.loader.row_source import chosen_tables
-from gids.store import FeatureStore, Table
-from gids.store.numbering import matched
+from gids.loader.source import Source
+from gids.store import Table
 
 _DECLARED = {
     "node": ("prefetch_node_feats", "prefetch_ndata", "prefetch_labels"),
@@ -24,7 +24,7 @@ _DECLARED = {
 
 
 class ServedTables:
-    """The tables of ``stores`` that minibatches of ``graph`` may ask for.
+    """The tables of a source that minibatches of ``graph`` may ask for.
 
     They are those in ``feats`` (names, or Tables of any store), and those that the sampler declares
     (``prefetch_node_feats`` and so on), of the first store that has one. A sampler that declares nothing may
@@ -34,24 +34,22 @@ class ServedTables:
     not fit the graph, or if the stores have no table of the graph's types.
     """
 
-    def __init__(
-        self, stores: Sequence[FeatureStore], graph: Any, sampler: Any, feats: Sequence[str | Table] = ()
-    ) -> None:
+    def __init__(self, source: Source, graph: Any, sampler: Any, feats: Sequence[str | Table] = ()) -> None:
         self._graph = graph
-        self._stored = [table for store in stores for table in store.tables.values()]
+        self._stored = [table for store in source.stores for table in store.tables.values()]
         #: Tables that each minibatch gets even if its sampler does not ask.
-        self.always = list(chosen_tables(stores, feats).values())
+        self.always = list(chosen_tables(source, feats).values())
         declared = [self._find_stored(*column) for column in _declared_columns(sampler, graph)]
         tables = [*self.always, *filter(None, declared)]
         self._tables: dict[tuple[str, Any, str], Table] = {}
         for table in tables or [t for t in self._stored if t.type in _types(graph, t.kind)]:
-            self._tables.setdefault((table.kind, table.type, table.key), matched(table, stores))
+            self._tables.setdefault((table.kind, table.type, table.key), source.match(table))
         if not self._tables:
             raise self.nothing_asked()
         for table in self.tables:
             _check_rows(table, graph)
         for table in {(table.kind, table.type): table for table in self.tables}.values():
-            check_order(table, graph, stores)
+            check_order(table, graph, source.stores)
 
     @property
     def tables(self) -> list[Table]:

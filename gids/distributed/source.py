@@ -47,7 +47,7 @@ class GroupSource(RowSource):
     together = True
 
     def __init__(self, local: Source, group: Group, everyone: Group, owned_by: OwnedBy, bulk: int) -> None:
-        super().__init__(local.stores, local.options, local.lender)
+        super().__init__(local.stores, local.matched, local.options, local.lender)
         self.group, self.everyone, self._owned_by, self.bulk = group, everyone, owned_by, bulk
         self._local = local
         self.part = self.store.part
@@ -121,7 +121,7 @@ class GroupSource(RowSource):
         cooperative: bool = False,
     ) -> LockstepRows:
         """Collective: all ranks must have tables of the same layout."""
-        chosen = chosen_tables(self.stores, tables)
+        chosen = chosen_tables(self, tables)
         loader: FeatureLoader | None = None
 
         def make() -> dict[str, Any]:
@@ -303,6 +303,10 @@ def open(
 
     def say() -> dict[str, Any]:
         nonlocal local
+        if not isinstance(dataset, str | os.PathLike):
+            raise TypeError(
+                "gids.distributed.open() takes the path of one dataset: give a Table of another in tables="
+            )
         _check_arguments(owners, replicas, bulk, everyone.size, options)
         local = _open_part(Path(dataset), everyone.rank // replicas, everyone.size // replicas, options)
         said = {"owners": owners, "replicas": replicas, "bulk": bulk, "dataset": _identity(local.store)}

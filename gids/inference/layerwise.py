@@ -152,9 +152,8 @@ def layerwise(
         check_name(key, "key=")
         for ntype in asked.nodes:
             table_path(ntype, key)  # which checks its length
-    stores = opened_source.stores
-    features = _tables_by_type(stores, topology, tables, "node", "tables=")
-    edge_features = _tables_by_type(stores, topology, edge_tables, "edge", "edge_tables=")
+    features = _tables_by_type(opened_source, topology, tables, "node", "tables=")
+    edge_features = _tables_by_type(opened_source, topology, edge_tables, "edge", "edge_tables=")
     edges = EdgeFeatures(edge_features, feature_dtype, topology)
     near = Neighborhoods(topology, opened_source.options.threads)
     run = Run(opened_source, layers, near, torch.device(device), progress)
@@ -196,17 +195,17 @@ def layerwise(
 
 
 def _tables_by_type(
-    stores: Sequence[FeatureStore], topology: Topology, tables: Tables | None, kind: str, argument: str
+    source: Source, topology: Topology, tables: Tables | None, kind: str, argument: str
 ) -> dict[Any, Table]:
     """The tables of nodes or edges, at most one of each type. tables: None: those of nodes."""
     if tables is None:
-        tables = default_tables(stores[:1], topology.node_types)
+        tables = default_tables([source.store], topology.node_types)
     by_type: dict[Any, Table] = {}
-    for table in chosen_tables(stores, tables).values():
+    for table in chosen_tables(source, tables).values():
         if table.kind != kind:
             cure = "tables=" if table.kind == "node" else "edge_tables="
             raise ValueError(f"{table.name} is a table of {table.kind}s: pass it as {cure}")
-        check_table_fits(table, topology, stores[0].name)
+        check_table_fits(table, topology, source.store.name)
         other = by_type.setdefault(table.type, table)
         if other is not table:
             raise ValueError(

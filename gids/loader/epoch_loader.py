@@ -504,7 +504,7 @@ class EpochLoader(Closing, ABC):
         """The tables to load, by name."""
         if tables is None:
             tables = default_tables(self.source.stores, topology.node_types)
-        chosen = chosen_tables(self.source.stores, tables)
+        chosen = chosen_tables(self.source, tables)
         for name, table in chosen.items():
             check_table_fits(table, topology, self.store.name)
             if table.kind == "edge" and isinstance(self.sampler, RandomWalk):

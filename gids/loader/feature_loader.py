@@ -109,7 +109,7 @@ class FeatureLoader(Closing):
         self.store = self.source.store
         if not tables:
             raise ValueError("tables is empty: give at least one name, such as 'paper.feat'")
-        chosen = chosen_tables(self.source.stores, tables).values()
+        chosen = chosen_tables(self.source, tables).values()
         if of_part := [t.name for t in chosen if t.in_part is not None]:
             raise ValueError(
                 f"{of_part[0]} is in a part of a dataset: open the directory of all parts with "

@@ -52,22 +52,20 @@ Tables = Sequence[str | Table] | Mapping[str, str | Table]
 """
 
 
-def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables) -> dict[str, Table]:
+def chosen_tables(source: RowSource, tables: Tables) -> dict[str, Table]:
     """The tables by the names of their features. A name, or a key, is looked up in one store after the other.
 
     Ids are those of the first store. Raises KeyError for a name that no store has, ValueError when two tables
     have one name, and for a table of other nodes or edges.
     """
-    if isinstance(stores, FeatureStore):
-        stores = [stores]
     if isinstance(tables, str):
         raise TypeError(f"tables={tables!r}: give a list, [{tables!r}]")
     chosen: dict[str, Table] = {}
     if isinstance(tables, Mapping):
         for name, table_or_name in tables.items():
-            chosen[name] = _table(stores, table_or_name).named(name)
+            chosen[name] = _table(source, table_or_name).named(name)
         return chosen
-    for table in (_table(stores, table_or_name) for table_or_name in tables):
+    for table in (_table(source, table_or_name) for table_or_name in tables):
         other = chosen.setdefault(table.name, table)
         if other.identity != table.identity:
             raise ValueError(f"two tables are called {table.name!r}: give names, tables={{'a': …, 'b': …}}")
@@ -106,14 +104,14 @@ def is_of_nodes(table: Table, store: FeatureStore) -> bool:
     return table.id_count == store.num_nodes(table.type)
 
 
-def _table(stores: Sequence[FeatureStore], table: str | Table) -> Table:
+def _table(source: RowSource, table: str | Table) -> Table:
     if isinstance(table, Table):
-        return matched(table, stores)
+        return source.match(table)
     if not isinstance(table, str):
         raise TypeError(f"tables has a {type(table).__name__}: give names of tables, or Tables of any store")
-    named = [store for store in stores if table in store.tables]
-    with_key = [store for store in stores if any(t.key == table for t in store.tables.values())]
-    return matched((named or with_key or stores)[0].table(table), stores)
+    named = [store for store in source.stores if table in store.tables]
+    with_key = [store for store in source.stores if any(t.key == table for t in store.tables.values())]
+    return source.match((named or with_key or source.stores)[0].table(table))
 
 
 log = logging.getLogger("gids")
@@ -298,20 +296,26 @@ class RowLoader(Protocol):
 class RowSource(Closing, ABC):
     """A dataset, or several, with options and one memory budget, for loaders that sample and read rows.
 
-    Attributes: store (the first dataset's); stores; options; lender; together: whether all ranks of a process
-    group sample and read together. A source of several parts of a dataset must.
+    Attributes: store (the first dataset's); stores; matched (of matched_tables()); options; lender; together:
+    whether all ranks of a process group sample and read together, as with several parts of a dataset.
     """
 
     together: bool
 
-    def __init__(self, stores: Sequence[FeatureStore], options: Options, lender: Lender) -> None:
-        self.store, self.stores = stores[0], list(stores)
+    def __init__(
+        self, stores: Sequence[FeatureStore], matched: Mapping[Table, Table], options: Options, lender: Lender
+    ) -> None:
+        self.store, self.stores, self.matched = stores[0], list(stores), matched
         self.options, self.lender = options, lender
 
     @property
     def memory(self) -> int:
         """The budget in host memory, in bytes."""
         return self.lender.host_bytes
+
+    def match(self, table: Table) -> Table:
+        """The table by the numbers of the first dataset that has its type. Raises as matched()."""
+        return self.matched.get(table) or matched(table, self.stores)
 
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The ids of a split, as FeatureStore.split."""

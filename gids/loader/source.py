@@ -21,8 +21,8 @@ from gids.loader.sampling import sample_steps
 from gids.packs import find_scratch
 from gids.sampler import Topology
 from gids.sizes import parse_bytes
-from gids.store import FeatureStore, Graph, graphs_of
-from gids.store.numbering import matched_stores
+from gids.store import FeatureStore, Graph, Table, graphs_of
+from gids.store.numbering import matched_tables
 from gids.store.part import refuse_part
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Dataset = FeatureStore | str | os.PathLike[str]
 class Source(RowSource):
     """A dataset, or several, with options and one memory budget. Made by gids.open().
 
-    Attributes: store (the first dataset's); stores (tables of nodes have the first one's numbers); options.
+    Attributes: store (the first dataset's); stores (each in its own numbers); options.
 
     Loaders of a source share its memory. Those with the same tables, dtype and device share one cache, which
     stays warm between their epochs. A loader of other tables takes over the memory when its epoch begins. It
@@ -44,14 +44,20 @@ class Source(RowSource):
     together = False
 
     def __init__(
-        self, stores: Sequence[FeatureStore], options: Options, lender: Lender, opened: ExitStack
+        self,
+        stores: Sequence[FeatureStore],
+        matched: Mapping[Table, Table],
+        options: Options,
+        lender: Lender,
+        opened: ExitStack,
     ) -> None:
-        super().__init__(stores, options, lender)
+        super().__init__(stores, matched, options, lender)
         self._opened = opened
 
     def with_options(self, **changes: Any) -> Source:
         """The same datasets and the same memory budget, read with other options."""
-        return Source(self.stores, dataclasses.replace(self.options, **changes), self.lender, ExitStack())
+        options = dataclasses.replace(self.options, **changes)
+        return Source(self.stores, self.matched, options, self.lender, ExitStack())
 
     def graphs(self) -> list[Graph]:
         return graphs_of(self.store)
@@ -87,7 +93,7 @@ class Source(RowSource):
         """
         from gids.loader.feature_loader import FeatureLoader
 
-        chosen = chosen_tables(self.stores, tables)
+        chosen = chosen_tables(self, tables)
         read = frozenset(
             (n, *t.identity, t.dtype, tuple(t.shape), t.scale is None) for n, t in chosen.items()
         )
@@ -196,8 +202,9 @@ def open(
                 one = FeatureStore(one, allow_dirs=allow_dirs)
                 opening.callback(one.close)
             stores.append(one)
-        stores = matched_stores(stores, options.scratch or ())
-        return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
+        matched = matched_tables(stores, options.scratch or ())
+        lender = Lender(options.memory, options.device_memory)
+        return Source(stores, matched, options, lender, opening.pop_all())
 
 
 def as_source(dataset: RowSource | Dataset | Sequence[Dataset], closing: ExitStack) -> Source:

@@ -137,8 +137,6 @@ class FeatureStore:
         )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
-        if any(t.numbering != self.numbering(t.type) for t in self.tables.values()):
-            raise TypeError(f"{self.name} is matched to another dataset: open both in each process")
         return _opened_again, (os.fspath(self.path), self._allow_dirs, self.locate.contents)
 
     def __repr__(self) -> str:

@@ -6,14 +6,12 @@ that a loader gets.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +31,10 @@ _BLOCK_IDS = 1 << 14  # of up to 1 KiB
 _BLOCK_ROWS = 1 << 20
 _BY_IDS, _BY_NUMBER = "by ids", "by number"
 _EDGES = "Write the same edges to both datasets, or do not ask for this table"
+_OTHER_EDGES = (
+    "their edges, or the ids of these, differ, or are stored in another order or index type (--index-dtype, "
+    f"--sort-neighbors, --no-times). {_EDGES}"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class NodeMap:
     """
 
     def __init__(self, ours: Numbering, theirs: Numbering, directories: Sequence[str] = ()) -> None:
-        self._ours, self._theirs, self._directories = ours, theirs, directories
+        self.ours, self.theirs, self._directories = ours, theirs, directories
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "nodes"}
@@ -73,10 +75,10 @@ class NodeMap:
     @cached_property
     def nodes(self) -> np.ndarray:
         """int32 or int64[n]. Raises ValueError if an id is in one of the datasets only."""
-        if self._theirs.count > self._ours.count:
-            for _ in _found(self._theirs, self._ours):  # which raises
+        if self.theirs.count > self.ours.count:
+            for _ in _found(self.theirs, self.ours):  # which raises
                 pass
-        return self._saved(_found(self._ours, self._theirs))
+        return self._saved(_found(self.ours, self.theirs))
 
     def order(self, own: np.ndarray | None) -> np.ndarray:
         """The position of the row of each of our nodes. own: Table.order, by their nodes."""
@@ -86,14 +88,14 @@ class NodeMap:
         return self._saved(own[self.nodes[first : first + _BLOCK_ROWS]] for first in starts)
 
     def _saved(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
-        count, dtype = self._ours.count, position_dtype(self._ours.count)
+        count, dtype = self.ours.count, position_dtype(self.ours.count)
         directory = next((d for d in self._directories if os.access(d, os.W_OK)), tempfile.gettempdir())
         try:
             with tempfile.TemporaryFile(dir=directory) as file:
                 for piece in pieces:
                     file.write(piece.astype(dtype).data)
                 file.flush()
-                return MappedArray.of(file.fileno(), f"rows of {self._theirs.dataset}", dtype, 0, (count,))
+                return MappedArray.of(file.fileno(), f"rows of {self.theirs.dataset}", dtype, 0, (count,))
         except StorageError:  # of ids
             raise
         except OSError as error:
@@ -126,7 +128,7 @@ def matched(table: Table, stores: Sequence[FeatureStore], make_map: MakeMap = No
 
     Raises ValueError for nodes or edges that are, or may be, others.
     """
-    ours, theirs = _numbering(stores, table.type), table.numbering
+    ours, theirs = numbering_of(stores, table.type), table.numbering
     if theirs is None or ours is None or ours == theirs:
         return table
     if (how := _match(ours, theirs)) == _BY_NUMBER:
@@ -134,7 +136,7 @@ def matched(table: Table, stores: Sequence[FeatureStore], make_map: MakeMap = No
     if how == _BY_IDS and table.in_part is None:
         node_map = make_map(ours, theirs)
         _ = node_map.nodes  # raises ValueError for ids that only one has
-        return table.renumbered(ours, node_map)
+        return table.renumbered(node_map)
     if how == _BY_IDS:
         how = "it is in a part, whose nodes are in another order: give the table of the whole dataset"
     raise ValueError(
@@ -143,31 +145,29 @@ def matched(table: Table, stores: Sequence[FeatureStore], make_map: MakeMap = No
     )
 
 
-def matched_stores(stores: Sequence[FeatureStore], scratch: Sequence[str]) -> list[FeatureStore]:
-    """The datasets, with tables of nodes by the numbers of the first one. Logs how. scratch: for NodeMap.
+def matched_tables(stores: Sequence[FeatureStore], scratch: Sequence[str]) -> dict[Table, Table]:
+    """The tables of nodes of the datasets to what matched() makes of them. Logs how. scratch: for NodeMap.
 
     Tables of edges are matched when a loader takes one.
     """
-    done, said = list(stores[:1]), []
-    for store in stores[1:]:
+    done: dict[Table, Table] = {}
+    said = []
+    for index, store in enumerate(stores):
         make_map = cache(partial(NodeMap, directories=(*scratch, str(store.path))))
-        tables = {n: matched(t, done, make_map) if t.kind == "node" else t for n, t in store.tables.items()}
-        for type_ in {t.type: None for t in tables.values()}:
-            ours, theirs = _numbering(done, type_), store.numbering(type_)
+        done |= {t: matched(t, stores, make_map) for t in store.tables.values() if t.kind == "node"}
+        for type_ in dict.fromkeys(t.type for t in store.tables.values()):
+            ours, theirs = numbering_of(stores[:index], type_), store.numbering(type_)
             if ours is not None and theirs is not None:
                 how = _match(ours, theirs)
                 known = how if how in (_BY_IDS, _BY_NUMBER) else "not (other edges)"
                 said.append(f"{describe_type(type_)} of {store.name} {known}")
-        if tables != store.tables:
-            store = copy.copy(store)
-            store.tables = MappingProxyType(tables)
-        done.append(store)
     if said:
         log.info("rows are matched to those of %s: %s", stores[0].name, ", ".join(said))
     return done
 
 
-def _numbering(stores: Sequence[FeatureStore], type_: str | Relation) -> Numbering | None:
+def numbering_of(stores: Sequence[FeatureStore], type_: str | Relation) -> Numbering | None:
+    """That of the first dataset that has the type."""
     return next((n for store in stores if (n := store.numbering(type_)) is not None), None)
 
 
@@ -176,10 +176,12 @@ def _match(ours: Numbering, theirs: Numbering) -> str:
     with_ids = [n for n in (ours, theirs) if n.contents]
     if not ours.ends:
         if len(with_ids) == 1:
+            one = with_ids[0].dataset
             return (
-                f"only {with_ids[0].dataset} stores ids of {ours.type!r} nodes (0, 1, 2, … are not stored). "
-                "Convert both with the same column of ids, or both without and in the same order. "
-                "DatasetWriter.copy_ids() writes the ids of a dataset"
+                f"only {one} stores ids of {ours.type!r} nodes (ids 0, 1, 2, … in order are not stored: if "
+                f"the other's are these, sort the rows of {one} by id and convert it again). Convert both "
+                "with the same column of ids, or both without and in the same order. DatasetWriter."
+                "copy_ids() writes the ids of a dataset"
             )
         if len({n.ids.is_text for n in with_ids}) == 2:
             return f"ids of {ours.type!r} nodes are text in one, numbers in the other: convert both alike"
@@ -190,7 +192,7 @@ def _match(ours: Numbering, theirs: Numbering) -> str:
     if ours.count != theirs.count:
         return f"it has {theirs.count} edges, not {ours.count}. {_EDGES}"
     if len(with_ids) == 2 and ours.contents != theirs.contents:
-        return f"their edges, or the ids of these, differ. {_EDGES}"
+        return _OTHER_EDGES
     if len(with_ids) == 1 and with_ids[0].contents[2] is None:
         return f"the edges of {with_ids[0].dataset} have no ids of their own. {_EDGES}"
     return _BY_NUMBER

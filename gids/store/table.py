@@ -94,7 +94,7 @@ class Table:
         )
         self._where = f"'{self.name}' in {store_name}"
         self.numbering = numbering
-        self._node_map: NodeMap | None = None
+        self._renumbered: tuple[NodeMap, Table] | None = None
         self._check_crc = False
         self._arrays: dict[str, np.ndarray] = {}  # that were opened, shared by copies of this table
         self._maps: list[tuple[int | None, np.ndarray]] | None = None
@@ -143,13 +143,11 @@ class Table:
         other._find_held = other._held = other.numbering = None
         return other
 
-    def renumbered(self, numbering: Numbering, node_map: NodeMap) -> Table:
+    def renumbered(self, node_map: NodeMap) -> Table:
         """The same rows, by the numbers that their nodes have in another dataset."""
-        if self.numbering is None or self._node_map is not None:
-            raise ValueError(f"{self._where} is matched to another dataset already: open its dataset again")
         other = copy.copy(self)
-        other.numbering, other._node_map, other._arrays = numbering, node_map, {}
-        numbers = self.content_crc, self.numbering.contents, numbering.contents
+        other.numbering, other._renumbered, other._arrays = node_map.ours, (node_map, self), {}
+        numbers = self.content_crc, node_map.theirs.contents, node_map.ours.contents
         other.content_crc = zlib.crc32(str(numbers).encode())
         return other
 
@@ -180,12 +178,10 @@ class Table:
         are matched by ids. It is in memory if checksums are compared: a page of a map may be read from the
         disk again after it was compared.
         """
-        if (node_map := self._node_map) is not None:
+        if self._renumbered is not None:
+            node_map, table = self._renumbered
             key = "checked rows by ids" if self._check_crc else "rows by ids"
-            return self._array(key, lambda: node_map.order(self._stored_order()))
-        return self._stored_order()
-
-    def _stored_order(self) -> np.ndarray | None:
+            return self._array(key, lambda: node_map.order(table.opened(check_crc=self._check_crc).order))
         if self._order is None:
             return None
         entry = self._order

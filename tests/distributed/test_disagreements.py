@@ -63,6 +63,7 @@ OPENINGS: list[tuple[dict[str, Any], str, str]] = [
     ({"replicas": 3}, "with replicas = ", ""),
     ({"owners": "mine"}, "rank 1 failed with ValueError: owners='mine'", "ValueError: owners='mine'"),
     ({"reads": "pack"}, "rank 1 failed with ValueError", "ranks that share rows read at random"),
+    ({"dataset": ["a.gids", "b.gids"]}, "rank 1 failed with TypeError", "takes the path of one dataset"),
     ({"timeout": 9}, "rank 1 failed with TypeError", "give it to init_process_group(timeout="),
     ({"dataset": Path("/missing")}, "rank 1 failed with FileNotFoundError", "FileNotFoundError"),
 ]

@@ -63,8 +63,8 @@ def rows_of(numbers: np.ndarray) -> np.ndarray:
     return np.stack([numbers, numbers * 3], 1).astype(np.float32)
 
 
-FIRST, SECOND = RNG.permutation(NODES), RNG.permutation(NODES)
-"""The node that is at each number, in the two datasets."""
+FIRST, SECOND, THIRD = (np.random.default_rng(n).permutation(NODES) for n in (5, 6, 7))
+"""The node that is at each number, in each dataset."""
 
 
 def write_both(folder: Path, kind: str, order: np.ndarray | None = None) -> tuple[Path, Path]:
@@ -120,7 +120,7 @@ def by_inference(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def by_table(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    table = source.stores[1].table("emb")
+    table = gids.NodeLoader(source, torch.arange(NODES), [3], tables=["emb"]).tables["_N.emb"]
     for one in (table, pickle.loads(pickle.dumps(table))):
         yield torch.arange(NODES), one.read_rows(range(NODES))
         for first, rows in one.scan(11):
@@ -155,22 +155,31 @@ def test_a_table_that_is_given_is_matched_too(both: tuple[Path, Path]) -> None:
     assert np.array_equal(minibatch.features["b"].numpy(), rows_of(FIRST[minibatch.input_nodes.numpy()]))
 
 
-def test_ids_are_compared_in_blocks_and_a_matched_store_is_neither_pickled_nor_matched_again(
+def test_each_store_has_its_own_numbers(both: tuple[Path, Path]) -> None:
+    with gids.open(list(both)) as source:
+        second = source.stores[1]
+        for store in (second, source.with_options(window=0).stores[1], pickle.loads(pickle.dumps(second))):
+            assert np.array_equal(store.read_rows(range(NODES)).numpy(), rows_of(SECOND))
+            (one,) = store.ids().find([source.store.ids()[7]])
+            assert np.array_equal(store.read_rows([one]).numpy(), rows_of(FIRST[7:8]))
+
+
+def test_ids_are_compared_once_at_open_and_in_blocks(
     both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_BLOCK_IDS", "_BLOCK_ROWS"):
         monkeypatch.setattr(numbering, name, 16)
-    with gids.open(list(both)) as source:
-        store = source.stores[1]
-        assert np.array_equal(store.read_rows(range(NODES)).numpy(), rows_of(FIRST))
-        with pytest.raises(TypeError, match=r"b\.gids is matched to another dataset"):
-            pickle.dumps(store)
-        third = write(tmp_path / "c.gids", ids_of("text", np.arange(NODES)), {"x": rows_of(FIRST)})
-        if store.ids().is_text:
-            with pytest.raises(
-                ValueError, match=r"'_N\.emb' in b\.gids is matched to another dataset already"
-            ):
-                gids.open([third, store])
+    arguments: Any = torch.arange(NODES), [3]
+    with gids.open(list(both)) as source, monkeypatch.context() as context:
+        context.setattr(numbering, "_found", None)
+        for one in (source, source.with_options(window=0)):
+            for tables in ({"a": "emb"}, {"a": source.stores[1].table()}):
+                table = gids.NodeLoader(one, *arguments, tables=tables).tables["a"]
+                assert np.array_equal(table.read_rows(range(NODES)).numpy(), rows_of(FIRST))
+    ids = ids_of("text" if source.store.ids().is_text else "numbers", THIRD)
+    third = write(tmp_path / "c.gids", ids, {}, edges=ENDS)
+    again = gids.NodeLoader(third, *arguments, tables={"a": table}).tables["a"]  # by the numbers of a third
+    assert np.array_equal(again.read_rows(range(NODES)).numpy(), rows_of(THIRD))
 
 
 def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:
@@ -179,8 +188,9 @@ def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:
         writer.write_table("node", "_N", "emb", rows_of(FIRST))
         writer.copy_ids(gids.FeatureStore(first))
     with gids.open([first, tmp_path / "c.gids"]) as source:
-        assert source.stores[1].table("emb").order is None
-        assert source.stores[1].ids().find(["n0"]) == source.store.ids().find(["n0"])
+        table = source.stores[1].table("emb")
+        assert source.match(table) is table
+        assert table.order is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +198,7 @@ def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:
     [
         ("text", "none", r"only a\.gids stores ids of '_N' nodes .*Convert both with the same column"),
         ("none", "numbers", r"only b\.gids stores ids of '_N' nodes"),
-        ("none", "text", r"only b\.gids stores ids of '_N' nodes"),
+        ("none", "text", r"only b\.gids .*not stored: .* sort the rows of b\.gids by id and convert it"),
         ("numbers", "text", "ids of '_N' nodes are text in one, numbers in the other"),
         ("numbers", -3, rf"b\.gids lacks 3 of the {NODES} ids of '_N' nodes in a\.gids, such as -?\d+: "),
         ("text", -1, rf"b\.gids lacks 1 of the {NODES} ids of '_N' nodes in a\.gids, such as 'é*n\d+': "),
@@ -222,7 +232,7 @@ OTHER = np.array([ENDS[0], np.roll(ENDS[1], 1)])
         ({}, {"edges": None}, ""),
         ({"edges": SORTED}, {"edges": SORTED}, ""),  # their edge ids are positions, which is known
         ({}, {"edges": ENDS[:, ::-1]}, "their edges, or the ids of these, differ"),
-        ({}, {"edges": OTHER}, "their edges, or the ids of these, differ"),
+        ({}, {"edges": OTHER}, "their edges, or the ids of these, differ, or .*index type"),
         ({}, {"edges": ENDS[:, 1:]}, "it has 399 edges, not 400"),
         ({}, {"edges": None, "edge_rows": np.ones((EDGES - 1, 1))}, "it has 399 edges, not 400"),
         ({"keep_ids": False}, {}, "their edges, or the ids of these, differ"),
@@ -255,3 +265,14 @@ def test_rows_of_edges_are_those_of_the_same_edges_or_refused(
             ends = torch.stack([m.input_nodes[src], m.input_nodes[dst]]).numpy()
             of_rows = (m.features["_N._E._N.w"][:, 0] / 2).long().numpy()
             assert np.array_equal(a["edges"][:, of_rows], ends)
+
+
+def test_a_dgl_graph_of_a_second_dataset_that_numbers_nodes_otherwise_is_refused(both: Any) -> None:
+    dgl = pytest.importorskip("gids.dgl", exc_type=ImportError)
+    from dgl.dataloading import NeighborSampler
+
+    with gids.open(both[0]) as source, gids.open([both[1], both[0]]) as turned:
+        graph, sampler = dgl.graph(source), NeighborSampler([3], prefetch_node_feats=["emb"])
+        message = r"a\.gids has the edges, and b\.gids numbers nodes otherwise: give a\.gids first"
+        with pytest.raises(ValueError, match=message):
+            dgl.DataLoader(graph, torch.arange(NODES), sampler, gids=turned)
