@@ -375,9 +375,8 @@ def parquet(root: Path, draw: Draw) -> Written:
         columns |= {f"{name}_{i}": _column(Values(c, feat.dtype)) for i, c in enumerate(feat.array.T)}
     elif feat.array.ndim > 1:
         columns[name] = _column(feat)
-    else:  # a column of numbers is table x, kept in its type
-        columns["age"], name = _column(feat), "x"
-        feat = Values(feat.array[:, None], feat.dtype)
+    else:
+        columns["age"], name = _column(feat), "age"
     pq.write_table(pa.table(columns), root / "s/nodes.parquet", row_group_size=5)
     ends = {
         "dst": draw.edges[1].astype("uint16"),

@@ -34,6 +34,8 @@ REGISTERS = {
 """The kernels gids_… by the most registers that they may use. A multiprocessor has 65,536 registers and room
 for 2,048 threads: with 32 registers all fit, with 64 half of them."""
 MEASURED = (90, 100)
+SPILLED = {("gids_gather_round", 100): 16}
+"""Bytes, where that is cheaper than half of the threads: a finite value that became infinite is noted."""
 MOST_SHARED = 4096
 """Bytes of shared memory of a block. 8 blocks on a multiprocessor have less than its 100 KB."""
 TRIALS = Path(__file__).parents[1] / "cuda" / "kernels.cu"
@@ -136,7 +138,7 @@ def test_kernels_use_the_registers_that_are_stated_and_spill_none(
     print(used)
     assert used.keys() == stated.keys()
     for kernel, usage in used.items():
-        assert usage.spilled_bytes == 0, f"{kernel} spills: {usage}"
+        assert usage.spilled_bytes <= SPILLED.get((kernel, arch), 0), f"{kernel} spills: {usage}"
         assert usage.shared_bytes <= MOST_SHARED, f"{kernel}: {usage}"
         assert usage.registers <= stated[kernel], f"{kernel}: {usage}"
 

@@ -191,7 +191,8 @@ class Run:
         iterator: Any,
         got: list[Looked],
     ) -> Any:
-        state = loader.state_dict() if act.resume and not self.s.error else None
+        begun = act.stop != 0  # else the state is that of the epoch before
+        state = loader.state_dict() if act.resume and begun and not self.s.error else None
         if act.leave == "keep" and not self.kind.one_epoch_at_a_time:
             self.held.append((epoch, iterator, got))
         elif act.leave == "close":
