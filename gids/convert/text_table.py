@@ -268,7 +268,7 @@ class TextTable(ArrowTable):
                 self._whole.discard(name)
 
     def _texts(self, fields: Any) -> Any:
-        """Fields without the blanks around them, null where they mean that there is no value."""
+        """The fields, stripped of blanks. A word for a missing value, such as NA, becomes null."""
         texts = self._pa.compute.utf8_trim_whitespace(fields)
         is_null = self._pa.compute.is_in(texts, self._nulls)
         return self._pa.compute.if_else(is_null, self._pa.scalar(None, texts.type), texts)

@@ -191,11 +191,9 @@ class Workplace:
 
     def _is_taken(self) -> bool:
         """Whether something is at the path that this writer may not replace."""
-        if not self._overwrite or not os.path.lexists(self.path):
-            return os.path.lexists(self.path)
-        return (
-            self.path.is_symlink() or not is_dataset(self.path) or bool(set(os.listdir(self.path)) - _NAMES)
-        )
+        is_ours = not self.path.is_symlink() and is_dataset(self.path)
+        is_replaced = self._overwrite and is_ours and _NAMES.issuperset(os.listdir(self.path))
+        return os.path.lexists(self.path) and not is_replaced
 
     def _locked(self) -> int:
         """A descriptor of the lock, which is made if necessary. Raises FileExistsError, OSError."""

@@ -29,7 +29,7 @@ struct Request;
 // One contiguous piece of one file. Offset, length and destination that are multiples of Engine::alignment()
 // are read without a copy (a destination may do with less); others through a bounce buffer, from the
 // enclosing aligned extent. `dest == nullptr` asks for a bounce buffer of the engine's: the
-// bytes are then only valid inside Batch::done. Such a read may have up to Engine::staging_bytes().
+// bytes are then only valid inside Batch::done. A read of this kind has at most Engine::staging_bytes() bytes.
 struct Read {
   u64 offset;
   std::byte* dest;
