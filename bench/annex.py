@@ -33,10 +33,10 @@ from gids.bench.isolation import cpu_seconds
 from gids.convert.synthetic import GraphSpec
 from gids.io import open_engine
 from gids.packs import Scratch, rows_of
-from gids.packs.annex import Annex, RowUses, Superbatch
+from gids.cache.output_dtype import row_form
+from gids.packs.annex import PIECE_BYTES, PIECES, Annex, RowUses
 from gids.store import FeatureStore, Table
 
-STAGING = 8
 MB = 10**6
 
 
@@ -83,44 +83,18 @@ def run_packs(path: Path, args: argparse.Namespace, memory: int) -> dict[str, An
     return {"read": packs["bytes_read"], "written": packs["bytes_written"], "epoch": seconds, "cpu": cpu}
 
 
-def read_all(
-    cache: _core.PageCache,
-    superbatch: Superbatch,
-    first_step: int,
-    outs: Sequence[np.ndarray],
-    row_bytes: int,
-    table: Table | None,
-    epoch: Epoch,
-    ahead: int,
-) -> int:
+def read_all(reader: _core.RunReader, epoch: Epoch, outs: Sequence[np.ndarray], table: Table | None) -> int:
     """Read every minibatch. Returns how many rows differ from the table's; 0 without one."""
-    steps, entered, planned, wrong = len(superbatch), 0, 0, 0
-    positions: dict[int, np.ndarray] = {}
-    rows: dict[int, np.ndarray] = {}
-
-    def of_buffer(buffer: np.ndarray, count: int) -> np.ndarray:
-        return buffer[: count * row_bytes].reshape(count, row_bytes)
-
-    for step in range(steps):
-        while planned < min(steps, step + 1 + ahead):
-            while entered < min(steps, planned + 2):
-                cache.expect(*superbatch.run(entered))
-                positions[entered] = superbatch.positions(entered, cache.annex_row)
-                cache.enter(first_step + entered, positions[entered])
-                entered += 1
-            rows[planned] = of_buffer(outs[planned % len(outs)], len(positions[planned]))
-            cache.plan(first_step + planned, positions[planned], rows[planned])
-            planned += 1
-        cache.gather_ready(first_step + step)
-        cache.wait(first_step + step)
-        if failed := cache.gather_rest(first_step + step):
-            raise SystemExit(f"pages cannot be read: {failed[:3]}")
+    wrong = 0
+    for step, rows in enumerate(epoch.rows):
+        out = outs[step % len(outs)]
+        out = out[: len(rows) * (len(out) // epoch.most)].reshape(len(rows), -1)
+        error, *_ = reader.read(out)
+        if error:
+            raise SystemExit(f"the annex cannot be read: errno {error}")
         if table is not None:
-            expected = table.read_stored(epoch.rows[step].astype(np.int64))
-            wrong += int(np.count_nonzero((expected != rows[step]).any(1)))
-        cache.retire(first_step + step)
-        cache.forget(superbatch.first_page, superbatch.dying(step))
-        del positions[step], rows[step]
+            expected = table.read_stored(rows.astype(np.int64))
+            wrong += int(np.count_nonzero((expected != out).any(1)))
     return wrong
 
 
@@ -129,53 +103,46 @@ def run_annex(path: Path, args: argparse.Namespace, lines_mb: int, epoch: Epoch)
     workers = _core.Workers.create(args.threads)
     with closing(FeatureStore(path)) as store, tempfile.TemporaryDirectory(dir=args.dir) as folder:
         table = store.table().by_row()
-        lines = lines_mb * MB // table.page_bytes
+        lines = lines_mb * MB // _core.annex_row_bytes(table.row_bytes)
         scratch = Scratch([Path(folder)], 1 << 50)
         uses = RowUses(table, scratch)
         for rows in epoch.rows:
             uses.append(rows)
         annex = Annex(table, scratch, sum(map(len, epoch.rows)) * table.row_bytes + (1 << 26))
-        engine = open_engine([*table.shards, *annex.paths], staging_slots=STAGING)
+        engine = open_engine(table.shards)
         cpu, begun = cpu_seconds(), time.perf_counter()
-        sizes = {"lines": lines, "ahead": args.ahead, "buffer_bytes": lines_mb * MB // 2}
-        superbatch = annex.plan(uses, workers=workers, **sizes)
-        planned = time.perf_counter()
+        superbatch = annex.plan(uses, workers=workers, lines=lines, buffer_bytes=lines_mb * MB // 2)
+        planned, plan_cpu = time.perf_counter(), cpu_seconds()
         swept = annex.finish(annex.sweep(superbatch, engine, workers=workers))
-        ready = time.perf_counter()
-        cache = _core.PageCache(
-            engine.native,
-            workers,
-            row_count=table.row_count,
-            row_bytes=table.row_bytes,
-            page_bytes=table.page_bytes,
-            rows_per_page=table.rows_per_page,
-            shard_count=len(table.shard_paths),
-            first_file=0,
-            lines=lines,
-            policy="lookahead",
-            annex_pages=annex.pages,
-            annex_file=len(table.shard_paths),
-            annex_files=len(annex.paths),
+        ready, sweep_cpu = time.perf_counter(), cpu_seconds()
+        memory = _core.RunMemory.create(
+            lines=lines, row_bytes=table.row_bytes, pieces=args.pieces, piece_bytes=PIECE_BYTES
         )
         pool = _core.BufferPool.create(0)  # aligned to memory pages
-        outs = [pool.take(epoch.most * table.row_bytes) for _ in range(2 + args.ahead)]
-        read_all(cache, superbatch, 0, outs, table.row_bytes, None, epoch, args.ahead)
-        done, cpu = time.perf_counter(), cpu_seconds() - cpu
-        before = cache.stats()
-        wrong = read_all(cache, superbatch, len(superbatch), outs, table.row_bytes, table, epoch, args.ahead)
+        outs = [pool.take(epoch.most * table.row_bytes) for _ in range(2)]
+        form = row_form(table, None)
+        reader = annex.reader(superbatch, memory, form, workers=workers)
+        read_all(reader, epoch, outs, None)
+        done, end_cpu = time.perf_counter(), cpu_seconds()
+        before = reader.stats()
+        reader = annex.reader(superbatch, memory, form, workers=workers)
+        wrong = read_all(reader, epoch, outs, table)
         plan = superbatch.plan
         found = {
-            "read": swept["bytes_read"] + (before["loads"] + before["bypasses"]) * table.page_bytes,
+            "read": swept["bytes_read"] + before["bytes_read"],
             "written": swept["bytes_written"],
             "passes": planned - begun,
             "sweep": ready - planned,
             "read and gather": done - ready,
-            "cpu": cpu,
-            "lines needed": plan.lines_needed(args.ahead) * table.page_bytes / MB,
-            "used once": plan.once / max(plan.copies, 1),
+            "of it waiting": before["wait_s"],
+            "cpu": end_cpu - cpu,
+            "cpu of passes, sweep, reading": str(
+                [round(s, 1) for s in (plan_cpu - cpu, sweep_cpu - plan_cpu, end_cpu - sweep_cpu)]
+            ),
+            "used once": 1 - plan.kept / max(plan.copies, 1),
             "wrong rows": wrong,
         }
-        del cache
+        del reader
         engine.close()
         annex.close()
         uses.close()
@@ -205,9 +172,9 @@ def measure(args: argparse.Namespace, figures: Figures) -> int:
                     "packs: epoch, s": round(packs["epoch"], 2),
                     **{
                         f"annex: {k}, s": round(annex[k], 2)
-                        for k in ("passes", "sweep", "read and gather", "cpu")
+                        for k in ("passes", "sweep", "read and gather", "of it waiting", "cpu")
                     },
-                    "lines needed, MB": round(annex["lines needed"], 1),
+                    "cpu of passes, sweep, reading": annex["cpu of passes, sweep, reading"],
                     "copies used once": f"{annex['used once']:.0%}",
                     "wrong rows": annex["wrong rows"],
                 }
@@ -233,7 +200,7 @@ if __name__ == "__main__":
     script.option("fanouts", [5, 10, 10], small=[5, 5])
     script.option("memory", [512, 256, 160], "MB for the loader with packs", small=[24])
     script.option("lines", [300, 150, 60], "MB of lines for the annex, as many numbers", small=[4])
-    script.option("ahead", 2, "minibatches that the annex is read for before they are due")
+    script.option("pieces", PIECES, "pieces of 2 MiB that are read before they are due")
     script.option("threads", 2, "threads that plan, copy and gather")
     torch.set_num_threads(1)
     script.run(measure)

@@ -176,8 +176,6 @@ def open_engine(
     direct: bool,
     max_read_bytes: int,
     max_merge_bytes: int,
-    staging_slots: int = 0,
-    staging_bytes: int = ...,
     descriptors: list[int] = ...,
 ) -> Engine: ...
 def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...
@@ -342,9 +340,6 @@ class PageCache:
         wanted_as: int = 0,
         row_values: int = 0,
         scales: Float32 | None = None,
-        annex_pages: int = 0,
-        annex_file: int = 0,
-        annex_files: int = 1,
     ) -> None: ...
     def check(self, ids: Int64) -> None: ...
     def enter(self, step: int, ids: Int64) -> int: ...
@@ -357,14 +352,6 @@ class PageCache:
     def gather_rest(self, step: int) -> list[tuple[int, int, int]]:
         """Copy the other rows. Returns (file, offset, errno) of each page that could not be read."""
     def retire(self, step: int) -> None: ...
-    def expect(self, first_page: int, keeps: UInt8) -> None:
-        """Whether pages of the annex, from first_page on, keep their line. Before a step with them enters."""
-    def forget(self, first_page: int, pages: UInt32) -> None:
-        """Give back the lines of pages of the annex, each plus first_page, that no live step has."""
-    def forget_all(self, first_page: int, count: int) -> None: ...
-    @property
-    def annex_row(self) -> int:
-        """The position of the annex's first row."""
     def cancel(self) -> int:
         """Retire every live step. Does nothing in a forked child, where other calls raise RuntimeError."""
     def read_through(self, ids: Int64, out: UInt8) -> list[tuple[int, int, int]]: ...
@@ -738,10 +725,16 @@ def gather_packed(
     finite value became infinite."""
 
 # native/bind/annex.cpp
+
 ANNEX_MOST_STEPS: int
 """Steps of a superbatch, at most."""
+ANNEX_USE_BYTES: int
+"""Of the file of RowUses, for each use."""
 ANNEX_RANGES: int
 """Ranges of rows in which the offline cache is counted: of equal next uses, it drops a range at a time."""
+
+def annex_row_bytes(row_bytes: int) -> int:
+    """Bytes of a row in an annex, and in a line."""
 
 class RowUses:
     """The rows of a table that each minibatch of a superbatch uses, in a file."""
@@ -752,72 +745,56 @@ class RowUses:
     def append(self, rows: UInt32) -> None:
         """The rows of the next step, which may repeat."""
     def count(self, step: int) -> int: ...
-    def read_positions(self, step: int, first_row: int, out: Int64) -> None:
-        """After plan_annex(): the positions of a step's rows, each plus first_row."""
     def __len__(self) -> int: ...
     @property
     def uses(self) -> int: ...
+    @property
+    def longest(self) -> int:
+        """Uses of the step that has most."""
+
+class Cancel:
+    """Ends plan_annex() from another thread: it raises OSError (ECANCELED)."""
+
+    def __init__(self) -> None: ...
+    def cancel(self) -> None: ...
 
 class AnnexPlan:
-    """Which copies of rows an annex has, and how long they are used."""
+    """Which copies of rows an annex has, and how long lines keep them."""
 
-    def first_pages(self) -> UInt64:
-        """uint64[steps + 1]: the first page of each step's run, and the number of pages. A view."""
-    def missed(self) -> UInt64:
-        """uint64[steps]: copies of each run. A view."""
-    def deaths(self) -> UInt16:
-        """uint16[pages]: the last step that uses a row of each page. A view."""
-    def dying(self, step: int) -> UInt32:
-        """Pages of earlier runs that no later step uses. A view."""
-    def lines_needed(self, ahead: int) -> int:
-        """The most lines that pages need if runs are read `ahead` steps before they are due."""
     @property
     def copies(self) -> int: ...
     @property
-    def once(self) -> int:
-        """Copies that one step uses."""
+    def kept(self) -> int:
+        """Copies that lines keep."""
+    @property
+    def runs(self) -> int:
+        """Steps with copies."""
     @property
     def group_bytes(self) -> int:
         """Of a buffer that the sweep needs for each run, and for one more."""
     @property
     def nbytes(self) -> int:
         """Of the annex."""
-    @property
-    def memory_bytes(self) -> int: ...
 
 def plan_annex(
     uses: RowUses,
     workers: Workers,
     *,
+    cancel: Cancel | None = None,
     row_count: int,
     row_bytes: int,
     page_bytes: int,
     rows_per_page: int,
     shard_count: int,
     first_file: int,
-    capacity_rows: int,
+    lines: int,
     group_bytes: int,
     chunk_bytes: int,
 ) -> AnnexPlan:
-    """Plan the copies for a cache of so many rows, and turn the uses into positions. Blocks."""
-
-def annex_capacity(
-    uses: RowUses,
-    workers: Workers,
-    *,
-    row_count: int,
-    row_bytes: int,
-    page_bytes: int,
-    rows_per_page: int,
-    lines: int,
-    ahead: int,
-    group_bytes: int,
-    chunk_bytes: int,
-) -> int:
-    """capacity_rows for plan_annex(), so that so many lines are enough; by planning a sample of the rows."""
+    """Plan the copies for a cache of so many lines. The uses become what a RunReader does. Blocks."""
 
 class AnnexSweep:
-    """Makes the copies of a plan, in a thread that starts at once."""
+    """Makes the copies of a plan, in a thread."""
 
     def __init__(
         self,
@@ -828,7 +805,7 @@ class AnnexSweep:
         *,
         chunks: int,
         gap_bytes: int,
-        first_page: int,
+        first_byte: int,
         checksums: UInt32 | None = None,
     ) -> None: ...
     def cancel(self) -> None: ...
@@ -836,3 +813,39 @@ class AnnexSweep:
     def ended(self) -> bool: ...
     def wait(self) -> dict[str, Any]:
         """Block. error: errno or 0; in_table or in_annex; file; offset; bytes_read; bytes_written; busy_s."""
+
+class RunMemory:
+    """Memory for the rows that a RunReader keeps, and for pieces of its runs."""
+
+    @staticmethod
+    def create(*, lines: int, row_bytes: int, pieces: int, piece_bytes: int) -> RunMemory: ...
+    @property
+    def lines(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class RunReader:
+    """Reads the steps of a superbatch from its annex, in their order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        workers: Workers,
+        memory: RunMemory,
+        uses: RowUses,
+        plan: AnnexPlan,
+        *,
+        first_byte: int,
+        stored_as: int,
+        wanted_as: int,
+        row_values: int,
+        scales: Float32 | None = None,
+    ) -> None: ...
+    def read(self, out: UInt8 | None) -> tuple[int, int, int, bool]:
+        """The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. None: only keeps
+        what later steps need. Returns (an errno or 0, file, offset, whether a finite value became infinite).
+        Blocks."""
+    @property
+    def next_step(self) -> int: ...
+    def stats(self) -> dict[str, Any]:
+        """steps, rows, bytes_read, wait_s, gather_s."""

@@ -1,14 +1,13 @@
-"""The annex of a table: pages in scratch, after those of its shards, with copies of rows that a cache misses.
+"""The annex of a table: scratch with copies of the rows that an offline cache misses, in the order of their use.
 
 A superbatch is planned from the rows that its minibatches use; a sweep over the table then writes the copies.
-From then on, a minibatch that enters the cache with positions in the annex reads one run from front to back.
-Knows rows and steps; knows nothing of minibatches, and does not read: the cache does.
+From then on its minibatches are read in their order, from front to back. Knows rows and steps; knows nothing
+of minibatches.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 from collections import deque
 from typing import TYPE_CHECKING
@@ -18,10 +17,12 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.cache.feature_cache import read_error
+from gids.cache.output_dtype import RowForm
 from gids.errors import StorageError
+from gids.io import open_engine
 from gids.packs.scratch import BLOCK, Scratch, ScratchFull
 from gids.store import Table
-from gids.store.geometry import align_up, div_ceil
+from gids.store.geometry import align_up
 
 if TYPE_CHECKING:
     from gids.io import Engine
@@ -34,21 +35,23 @@ CHUNK_BYTES = 1 << 20
 CHUNKS = 16
 """Pieces that the sweep has in memory."""
 GROUP_BYTES = 256 << 10
-"""Copies are sorted by death inside a write buffer. With buffers of 64 KiB, 300 MB of rows keep 401 MB of
-pages alive; of 256 KiB, 327 MB; of 1 MiB, 311 MB."""
+"""Of a write, where memory allows."""
+PIECE_BYTES = 2 << 20
+"""Runs are read in pieces of this length: a huge page."""
+PIECES = 8
+"""Pieces in memory: what is read before it is due."""
+_READ_BYTES = 512 << 10
 _GAP_BYTES = 16 << 10
 _WRITERS = 8
 _BUFFERS = 48
 """Write buffers beside one for each run."""
-_USE_BYTES = 10
-"""Scratch for each use of a row."""
 _GROWTH = 16 << 20
 
 
 class RowUses:
     """The rows of a table that each minibatch of a superbatch uses, in a scratch file.
 
-    After Annex.plan(): the positions of these rows in the annex.
+    After Annex.plan(): where the rows come from.
     """
 
     def __init__(self, table: Table, scratch: Scratch) -> None:
@@ -61,7 +64,7 @@ class RowUses:
 
     def append(self, rows: Rows) -> None:
         """Add the rows of the next minibatch: uint32[n], may repeat. Raises ScratchFull, OSError."""
-        end = (self.native.uses + len(rows)) * _USE_BYTES
+        end = (self.native.uses + len(rows)) * _core.ANNEX_USE_BYTES
         if end > self._file.nbytes:
             self._file.reserve(align_up(end, _GROWTH))
         self.native.append(rows)
@@ -75,65 +78,34 @@ class RowUses:
 
 
 class Superbatch:
-    """A superbatch in the annex. first_page: of the annex, where its runs begin."""
+    """A superbatch of a table, planned. first_byte: of the annex, where its runs begin."""
 
-    def __init__(self, plan: _core.AnnexPlan, uses: RowUses, first_page: int, rows_per_page: int) -> None:
-        self.plan, self.uses, self.first_page = plan, uses, first_page
-        self._first_pages = plan.first_pages()
-        self._deaths = plan.deaths()
-        self._rows_per_page = rows_per_page
+    def __init__(self, plan: _core.AnnexPlan, uses: RowUses, first_byte: int) -> None:
+        self.plan, self.uses, self.first_byte = plan, uses, first_byte
 
     def __len__(self) -> int:
         return len(self.uses)
-
-    @property
-    def pages(self) -> int:
-        """Number of pages of all runs."""
-        return int(self._first_pages[-1])
-
-    def positions(self, step: int, annex_row: int) -> npt.NDArray[np.int64]:
-        """The positions that minibatch `step` enters the cache with: int64[n], in the order of its rows.
-
-        annex_row: the position of the annex's first row.
-        """
-        out = np.empty(self.uses.native.count(step), np.int64)
-        self.uses.native.read_positions(step, annex_row + self.first_page * self._rows_per_page, out)
-        return out
-
-    def run(self, step: int) -> tuple[int, npt.NDArray[np.uint8]]:
-        """(first page in the annex, uint8: whether a later step uses each page too) of a step's run.
-
-        For PageCache.expect(), before the step enters.
-        """
-        begin, end = int(self._first_pages[step]), int(self._first_pages[step + 1])
-        return self.first_page + begin, (self._deaths[begin:end] > step).view(np.uint8)
-
-    def dying(self, step: int) -> npt.NDArray[np.uint32]:
-        """Pages, from first_page on, that no later step uses. For PageCache.forget(), after the step."""
-        return self.plan.dying(step)
 
 
 class Annex:
     """The annex of one table: nbytes of scratch, in which superbatches follow one another in a ring.
 
     Raises ScratchFull if there is no room, StorageError if a directory takes no file.
-
-    Attributes: pages: its length. paths: of its files, for the engine, after the shards.
     """
 
     def __init__(self, table: Table, scratch: Scratch, nbytes: int) -> None:
         self._table, self._scratch = table, scratch
-        self._block_pages = BLOCK // math.gcd(BLOCK, table.page_bytes)  # runs begin at blocks of direct I/O
-        self.pages = nbytes // table.page_bytes // self._block_pages * self._block_pages
         self._file = scratch.open(nbytes)
+        self.nbytes = align_up(nbytes, BLOCK)
+        self._live: deque[tuple[int, int]] = deque()  # (first byte, end) of superbatches, oldest first
         try:
-            self._file.reserve(self.pages * table.page_bytes)
+            self._file.reserve(self.nbytes)
+            self._engine = open_engine(
+                self._file.paths, depth=2 * PIECES, max_read_bytes=_READ_BYTES, direct=self._file.direct
+            )
         except BaseException:
             self._file.close()
             raise
-        striped = _core.SCRATCH_STRIPE_BYTES % table.page_bytes == 0
-        self.paths = self._file.paths if striped else self._file.paths[:1]
-        self._live: deque[tuple[int, int]] = deque()  # (first page, end) of superbatches, oldest first
 
     def plan(
         self,
@@ -141,33 +113,31 @@ class Annex:
         *,
         workers: _core.Workers,
         lines: int,
-        ahead: int,
-        capacity_rows: int | None = None,
         buffer_bytes: int = 1 << 62,
         first_file: int = 0,
+        cancel: _core.Cancel | None = None,
     ) -> Superbatch:
-        """Plan the copies, and find a place for them in the ring.
+        """Plan the copies for a cache of so many lines, and find a place for them in the ring.
 
-        lines: of the cache. ahead: minibatches that are read before they are due. capacity_rows: that an
-        offline cache keeps from step to step (None: as many as the lines have room for). buffer_bytes: memory
-        for write buffers. first_file: the engine's number of the table's first shard. Blocks. Raises
-        ScratchFull if the ring has no room, OSError.
+        buffer_bytes: memory for write buffers. first_file: the engine's number of the table's first shard.
+        cancel: ends it from another thread. Blocks. Raises ScratchFull if the ring has no room, OSError.
         """
         table = self._table
-        layout = {
-            "row_count": table.row_count,
-            "row_bytes": table.row_bytes,
-            "page_bytes": table.page_bytes,
-            "rows_per_page": table.rows_per_page,
-            "group_bytes": min(GROUP_BYTES, buffer_bytes // (len(uses) + _BUFFERS)),
-            "chunk_bytes": max(CHUNK_BYTES, table.page_bytes),
-        }
-        if capacity_rows is None:
-            capacity_rows = _core.annex_capacity(uses.native, workers, lines=lines, ahead=ahead, **layout)
-        shards = {"shard_count": len(table.shard_paths), "first_file": first_file}
-        plan = _core.plan_annex(uses.native, workers, capacity_rows=capacity_rows, **shards, **layout)
-        pages = div_ceil(plan.nbytes, table.page_bytes)
-        return Superbatch(plan, uses, self._place(pages), table.rows_per_page)
+        plan = _core.plan_annex(
+            uses.native,
+            workers,
+            cancel=cancel,
+            row_count=table.row_count,
+            row_bytes=table.row_bytes,
+            page_bytes=table.page_bytes,
+            rows_per_page=table.rows_per_page,
+            shard_count=len(table.shard_paths),
+            first_file=first_file,
+            lines=lines,
+            group_bytes=min(GROUP_BYTES, buffer_bytes // (len(uses) + _BUFFERS)),
+            chunk_bytes=max(CHUNK_BYTES, table.page_bytes),
+        )
+        return Superbatch(plan, uses, self._place(plan.nbytes))
 
     def sweep(
         self,
@@ -177,13 +147,12 @@ class Annex:
         workers: _core.Workers,
         checksums: npt.NDArray[np.uint32] | None = None,
     ) -> _core.AnnexSweep:
-        """Begin to write the copies. checksums: uint32[page_count] of the table, to compare with."""
+        """Begin to write the copies. engine: of the table. checksums: uint32[page_count], to compare with."""
         plan = superbatch.plan
-        runs = int(np.count_nonzero(plan.missed()))
         writer = _core.PackWriter.create(
-            self._file.fds[: len(self.paths)],
+            self._file.fds,
             threads=_WRITERS,
-            buffers=runs + _BUFFERS,
+            buffers=plan.runs + _BUFFERS,
             buffer_bytes=plan.group_bytes,
         )
         return _core.AnnexSweep(
@@ -193,7 +162,7 @@ class Annex:
             plan,
             chunks=CHUNKS,
             gap_bytes=_GAP_BYTES,
-            first_page=superbatch.first_page,
+            first_byte=superbatch.first_byte,
             checksums=checksums,
         )
 
@@ -210,29 +179,48 @@ class Annex:
             raise StorageError(code, f"cannot write the annex: {os.strerror(code)}", directory)
         return {name: result[name] for name in ("bytes_read", "bytes_written", "busy_s")}
 
+    def reader(
+        self, superbatch: Superbatch, memory: _core.RunMemory, form: RowForm, *, workers: _core.Workers
+    ) -> _core.RunReader:
+        """Begin to read a superbatch that is swept. form: of the rows that come out."""
+        return _core.RunReader(
+            self._engine.native,
+            workers,
+            memory,
+            superbatch.uses.native,
+            superbatch.plan,
+            first_byte=superbatch.first_byte,
+            stored_as=form.stored_as,
+            wanted_as=form.wanted_as,
+            row_values=form.values,
+            scales=form.scales,
+        )
+
+    def directory_of(self, file: int) -> str:
+        """The directory that has this file of the annex, for errors."""
+        return str(self._scratch.directories[file])
+
     def release(self) -> None:
-        """Free the oldest superbatch's place. The cache must have forgotten its pages."""
+        """Free the oldest superbatch's place. It must not be read any more."""
         self._live.popleft()
 
     def close(self) -> None:
-        """Give the scratch back. Idempotent. No read may be in flight."""
+        """Give the scratch back. Idempotent. No reader may be open."""
+        self._engine.close()
         self._file.close()
 
-    def _place(self, pages: int) -> int:
-        """Where so many pages fit: after the newest superbatch, else at the beginning."""
-        first = 0
+    def _place(self, nbytes: int) -> int:
+        """Where so many bytes fit: after the newest superbatch, else at the beginning."""
+        first, room = 0, self.nbytes
         if self._live:
-            oldest, newest_end = self._live[0][0], self._live[-1][1]
-            wrapped = self._live[-1][0] < oldest
-            first = newest_end
-            if not wrapped and newest_end + pages > self.pages:
-                first = 0
-                wrapped = True
-            room = (oldest if wrapped else self.pages) - first
-        else:
-            room = self.pages
-        if pages > room:
-            reason = f"the annex has room for {room} of the {pages} pages that a superbatch needs"
+            oldest, (newest, end) = self._live[0][0], self._live[-1]
+            wrapped = newest < oldest
+            first = end
+            if not wrapped and end + nbytes > self.nbytes:
+                first, wrapped = 0, True
+            room = (oldest if wrapped else self.nbytes) - first
+        if nbytes > room:
+            reason = f"the annex has room for {room} of the {nbytes} bytes that a superbatch needs"
             raise ScratchFull(errno.ENOSPC, reason, str(self._scratch))
-        self._live.append((first, first + pages))
+        self._live.append((first, first + nbytes))
         return first

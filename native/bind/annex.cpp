@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <vector>
@@ -14,7 +15,7 @@
 #include "bind/running.h"
 #include "packs/annex_plan.h"
 #include "packs/annex_sweep.h"
-#include "packs/capacity.h"
+#include "packs/run_reader.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,19 +25,28 @@ namespace {
 
 using packs::AnnexPlan;
 using packs::AnnexSweep;
+using packs::RunMemory;
+using packs::RunReader;
 using packs::Uses;
 using packs::Writer;
 
 using RowIds = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Positions = nb::ndarray<i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T> using View = nb::ndarray<nb::numpy, const T, nb::ndim<1>>;
+using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<u8, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using RunningAnnexSweep = Running<AnnexSweep>;
+
+// Ends the passes of a plan from another thread.
+struct Cancel {
+  std::atomic<bool> wanted{false};
+};
 
 // Calls heed_signals ten times a second at most.
 class Signals {
  public:
+  explicit Signals(const Cancel* cancel) : cancel_(cancel) {}
   void operator()() {
+    if (cancel_ && cancel_->wanted) throw std::system_error(ECANCELED, std::generic_category(), "the plan of an annex");
     const auto now = std::chrono::steady_clock::now();
     if (now < next_) return;
     next_ = now + std::chrono::milliseconds(100);
@@ -44,6 +54,7 @@ class Signals {
   }
 
  private:
+  const Cancel* cancel_;
   std::chrono::steady_clock::time_point next_{};
 };
 
@@ -53,40 +64,18 @@ u32 step_of(u64 step, u64 steps) {
   return static_cast<u32>(step);
 }
 
-void read_positions(const Uses& uses, u64 step, i64 first_row, Positions out) {
-  const u32 number = step_of(step, uses.steps());
-  const u64 n = uses.size(number);
-  if (out.size() != n) throw std::invalid_argument("out: expected " + std::to_string(n) + " positions");
-  nb::gil_scoped_release release;
-  std::vector<u32> slots(n);
-  uses.read_rows(number, 0, slots);
-  for (u64 i = 0; i < n; ++i) out.data()[i] = first_row + slots[i];
-}
-
-std::shared_ptr<AnnexPlan> plan_annex(Uses& uses, cache::Workers& workers, u64 row_count, u32 row_bytes,
-                                      u32 page_bytes, u32 rows_per_page, u32 shard_count, u32 first_file,
-                                      u64 capacity_rows, u32 group_bytes, u32 chunk_bytes) {
+std::shared_ptr<AnnexPlan> plan_annex(Uses& uses, cache::Workers& workers, const Cancel* cancel, u64 row_count,
+                                      u32 row_bytes, u32 page_bytes, u32 rows_per_page, u32 shard_count,
+                                      u32 first_file, u64 lines, u32 group_bytes, u32 chunk_bytes) {
   const cache::Geometry geometry{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file};
   nb::gil_scoped_release release;
-  return packs::plan_annex(uses, geometry, {capacity_rows, group_bytes, chunk_bytes}, workers, Signals());
-}
-
-u64 capacity_for(const Uses& uses, cache::Workers& workers, u64 row_count, u32 row_bytes, u32 page_bytes,
-                 u32 rows_per_page, u64 lines, u32 ahead, u32 group_bytes, u32 chunk_bytes) {
-  const cache::Geometry geometry{row_count, row_bytes, page_bytes, rows_per_page, 1, 0};
-  nb::gil_scoped_release release;
-  return packs::capacity_for(uses, geometry, {0, group_bytes, chunk_bytes}, lines, ahead, workers, Signals());
-}
-
-template <class T>
-View<T> view(const AnnexPlan& plan, const std::vector<T>& values, u64 begin, u64 end) {
-  return View<T>(values.data() + begin, {end - begin}, nb::find(&plan));
+  return packs::plan_annex(uses, geometry, {lines, group_bytes, chunk_bytes}, workers, Signals(cancel));
 }
 
 void new_sweep(RunningAnnexSweep* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
                std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan, u32 chunks, u32 gap_bytes,
-               u64 first_page, std::optional<Checksums> checksums) {
-  packs::AnnexSweepOptions options{chunks, gap_bytes, first_page, {}};
+               u64 first_byte, std::optional<Checksums> checksums) {
+  packs::AnnexSweepOptions options{chunks, gap_bytes, first_byte, {}};
   if (checksums) options.checksums = {checksums->data(), checksums->size()};
   std::vector<nb::object> kept;
   if (checksums) kept.push_back(nb::cast(*checksums));
@@ -108,11 +97,52 @@ nb::dict result_of(const RunningAnnexSweep& sweep) {
   return d;
 }
 
+using RunningReader = Running<RunReader>;
+
+void new_reader(RunningReader* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<cache::Workers> workers,
+                std::shared_ptr<RunMemory> memory, std::shared_ptr<Uses> uses, std::shared_ptr<AnnexPlan> plan,
+                u64 first_byte, u64 stored_as, u64 wanted_as, u32 row_values, std::optional<Scales> scales) {
+  cache::RowForm form{static_cast<ValueType>(stored_as), static_cast<ValueType>(wanted_as), plan->geometry.row_bytes,
+                      row_values};
+  std::vector<nb::object> kept;
+  if (scales) {
+    form.scales = {scales->data(), scales->size()};
+    kept.push_back(nb::cast(*scales));
+  }
+  new (self) RunningReader(std::move(kept), std::move(engine), std::move(workers), std::move(memory), std::move(uses),
+                           std::move(plan), first_byte, form);
+}
+
+nb::tuple read_step(RunningReader& reader, std::optional<Rows> out) {
+  if (out && (out->shape(0) != reader->next_uses() || out->shape(1) != reader->out_row_bytes()))
+    throw std::invalid_argument("out: expected uint8[" + std::to_string(reader->next_uses()) + ", " +
+                                std::to_string(reader->out_row_bytes()) + "]");
+  RunReader::Result r;
+  {
+    nb::gil_scoped_release release;
+    r = reader->read(out ? reinterpret_cast<std::byte*>(out->data()) : nullptr, Signals(nullptr));
+  }
+  return nb::make_tuple(r.error, r.file, r.offset, r.overflowed);
+}
+
+nb::dict stats_of(const RunningReader& reader) {
+  const RunReader::Stats& s = reader->stats();
+  nb::dict d;
+  d["steps"] = s.steps;
+  d["rows"] = s.rows;
+  d["bytes_read"] = s.bytes_read;
+  d["wait_s"] = static_cast<double>(s.wait_ns) * 1e-9;
+  d["gather_s"] = static_cast<double>(s.gather_ns) * 1e-9;
+  return d;
+}
+
 }  // namespace
 
 void bind_annex(nb::module_& m) {
   m.attr("ANNEX_MOST_STEPS") = packs::note::most_steps;
   m.attr("ANNEX_RANGES") = packs::ranges_max;
+  m.attr("ANNEX_USE_BYTES") = Uses::use_bytes;
+  m.def("annex_row_bytes", &packs::stride_of, "row_bytes"_a, "Bytes of a row in an annex, and in a line.");
 
   nb::class_<Uses>(m, "RowUses", "The rows of a table that each minibatch of a superbatch uses, in a file.")
       .def("__init__", [](Uses*, int, u64) { throw nb::type_error("use RowUses.create"); })
@@ -125,52 +155,54 @@ void bind_annex(nb::module_& m) {
            },
            "rows"_a.noconvert(), "The rows of the next step, which may repeat.")
       .def("count", [](const Uses& uses, u64 step) { return uses.size(step_of(step, uses.steps())); }, "step"_a)
-      .def("read_positions", &read_positions, "step"_a, "first_row"_a, "out"_a.noconvert(),
-           "After plan_annex(): the positions of a step's rows, to int64[count(step)]. first_row: added to each.")
       .def("__len__", &Uses::steps)
-      .def_prop_ro("uses", [](const Uses& uses) { return uses.size(); });
+      .def_prop_ro("uses", [](const Uses& uses) { return uses.size(); })
+      .def_prop_ro("longest", &Uses::longest, "Uses of the step that has most.");
 
-  nb::class_<AnnexPlan>(m, "AnnexPlan", "Which copies of rows an annex has, and how long they are used.")
+  nb::class_<Cancel>(m, "Cancel", "Ends plan_annex() from another thread: it raises OSError (ECANCELED).")
+      .def(nb::init<>())
+      .def("cancel", [](Cancel& cancel) { cancel.wanted = true; });
+
+  nb::class_<AnnexPlan>(m, "AnnexPlan", "Which copies of rows an annex has, and how long lines keep them.")
       .def("__init__", [](AnnexPlan*) { throw nb::type_error("use plan_annex"); })
-      .def("first_pages",
-           [](const AnnexPlan& plan) { return view(plan, plan.first_page, 0, plan.first_page.size()); },
-           "uint64[steps + 1]: the first page of each step's run, and the number of pages. A view.")
-      .def("missed", [](const AnnexPlan& plan) { return view(plan, plan.missed, 0, plan.missed.size()); },
-           "uint64[steps]: copies of each run. A view.")
-      .def("deaths", [](const AnnexPlan& plan) { return view(plan, plan.page_dies, 0, plan.page_dies.size()); },
-           "uint16[pages]: the last step that uses a row of each page. A view.")
-      .def("dying",
-           [](const AnnexPlan& plan, u64 step) {
-             const u32 number = step_of(step, plan.steps);
-             return view(plan, plan.dying, plan.dying_begin[number], plan.dying_begin[number + 1]);
-           },
-           "step"_a, "uint32[n]: pages of earlier runs that no later step uses. A view.")
-      .def("lines_needed", &AnnexPlan::lines_needed, "ahead"_a,
-           "The most lines that pages need if runs are read `ahead` steps before they are due.")
       .def_prop_ro("copies", [](const AnnexPlan& plan) { return plan.copies; })
-      .def_prop_ro("once", [](const AnnexPlan& plan) { return plan.once; }, "Copies that one step uses.")
-      .def_prop_ro("group_bytes",
-                   [](const AnnexPlan& plan) { return plan.group_pages * plan.geometry.page_bytes; },
+      .def_prop_ro("kept", [](const AnnexPlan& plan) { return plan.kept; }, "Copies that lines keep.")
+      .def_prop_ro("runs", &AnnexPlan::runs, "Steps with copies.")
+      .def_prop_ro("group_bytes", &AnnexPlan::group_bytes,
                    "Of a buffer that the sweep needs for each run, and for one more.")
-      .def_prop_ro("nbytes", &AnnexPlan::bytes, "Of the annex.")
-      .def_prop_ro("memory_bytes", &AnnexPlan::memory_bytes);
+      .def_prop_ro("nbytes", &AnnexPlan::bytes, "Of the annex.");
 
-  m.def("plan_annex", &plan_annex, "uses"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a,
-        "rows_per_page"_a, "shard_count"_a, "first_file"_a, "capacity_rows"_a, "group_bytes"_a, "chunk_bytes"_a,
-        "Plans the copies for a cache of so many rows, and turns the uses into positions.");
-
-  m.def("annex_capacity", &capacity_for, "uses"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a,
-        "page_bytes"_a, "rows_per_page"_a, "lines"_a, "ahead"_a, "group_bytes"_a, "chunk_bytes"_a,
-        "capacity_rows for plan_annex(), so that so many lines are enough; by planning a sample of the rows.");
+  m.def("plan_annex", &plan_annex, "uses"_a, "workers"_a, nb::kw_only(), "cancel"_a.none() = nb::none(), "row_count"_a,
+        "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a, "shard_count"_a, "first_file"_a, "lines"_a, "group_bytes"_a,
+        "chunk_bytes"_a, "Plans the copies for a cache of so many lines. The uses become what a RunReader does.");
 
   nb::class_<RunningAnnexSweep>(m, "AnnexSweep", "Makes the copies of a plan, in a thread.")
       .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(), "chunks"_a,
-           "gap_bytes"_a, "first_page"_a, nb::arg("checksums").noconvert() = nb::none())
+           "gap_bytes"_a, "first_byte"_a, nb::arg("checksums").noconvert() = nb::none())
       .def("cancel", [](RunningAnnexSweep& sweep) { sweep->cancel(); })
       .def_prop_ro("ended", [](RunningAnnexSweep& sweep) { return sweep->wait_for(0); })
       .def("wait", [](RunningAnnexSweep& sweep) { wait(*sweep); return result_of(sweep); },
            "Blocks. Returns error (an errno or 0), in_table or in_annex, file, offset, bytes_read, bytes_written and "
            "busy_s.");
+
+  nb::class_<RunMemory>(m, "RunMemory", "Memory for the rows that a RunReader keeps, and for pieces of its runs.")
+      .def("__init__", [](RunMemory*, u64, u32, u32, u64) { throw nb::type_error("use RunMemory.create"); })
+      .def_static("create",
+                  [](u64 lines, u32 row_bytes, u32 pieces, u64 piece_bytes) {
+                    return std::make_shared<RunMemory>(lines, row_bytes, pieces, piece_bytes);
+                  },
+                  nb::kw_only(), "lines"_a, "row_bytes"_a, "pieces"_a, "piece_bytes"_a)
+      .def_prop_ro("lines", &RunMemory::lines)
+      .def_prop_ro("nbytes", &RunMemory::bytes);
+
+  nb::class_<RunningReader>(m, "RunReader", "Reads the steps of a superbatch from its annex, in their order.")
+      .def("__init__", &new_reader, "engine"_a, "workers"_a, "memory"_a, "uses"_a, "plan"_a, nb::kw_only(),
+           "first_byte"_a, "stored_as"_a, "wanted_as"_a, "row_values"_a, nb::arg("scales").noconvert() = nb::none())
+      .def("read", &read_step, nb::arg("out").noconvert().none(),
+           "The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. None: only keeps what "
+           "later steps need. Returns (an errno or 0, file, offset, whether a finite value became infinite).")
+      .def_prop_ro("next_step", [](RunningReader& reader) { return reader->next_step(); })
+      .def("stats", &stats_of);
 }
 
 }  // namespace gids

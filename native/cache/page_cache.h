@@ -36,7 +36,7 @@ struct CacheOptions {
   bool keep = false;  // pages of the highest heat keep their lines
   u64 seed = 0;
   std::span<const u8> heat;        // one byte per page, or empty
-  std::span<const u32> checksums;  // CRC32C per page: every read from a shard is checked. Empty: not checked
+  std::span<const u32> checksums;  // CRC32C per page: every read is checked. Empty: not checked
   RowForm form;                    // how rows are handed out; row_bytes is the geometry's
 };
 
@@ -61,11 +61,6 @@ class PageCache {
   // gather_ready gets it. Both must stay valid until the step retires, as pages without a line are read into `out`;
   // if it throws they need not, but the step must still be retired.
   void plan(u64 step, std::span<const i64> ids, std::byte* out);
-
-  // Pages of the annex; see Planner::expect. `first` counts from the first page of the annex.
-  void expect(u64 first, std::span<const u8> keeps);
-  void forget(u64 first, std::span<const u32> pages);
-  void forget_all(u64 first, u64 count);
 
   // Copies the rows whose pages are there already, while the rest is being read. late_out: the output, if plan had
   // none.

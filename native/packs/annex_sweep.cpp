@@ -54,19 +54,18 @@ AnnexSweep::AnnexSweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Write
       workers_(std::move(workers)),
       plan_(std::move(plan)),
       options_(options),
-      chunk_bytes_(align_up(plan_->chunk_pages * plan_->geometry.page_bytes, AnnexPlan::direct_alignment)),
+      chunk_bytes_(align_up(plan_->chunk_pages * plan_->geometry.page_bytes, block_bytes)),
       memory_(options.chunks * chunk_bytes_),
       groups_(plan_->steps) {
   const cache::Geometry& g = plan_->geometry;
-  const auto runs = std::count_if(plan_->missed.begin(), plan_->missed.end(), [](u64 rows) { return rows > 0; });
   if (!options.chunks) throw std::invalid_argument("chunks must be 1 or more");
-  if (writer_->buffer_bytes() < plan_->group_pages * g.page_bytes || writer_->buffer_count() <= static_cast<u64>(runs))
-    throw std::invalid_argument("the sweep needs " + std::to_string(runs + 1) + " buffers of " +
-                                std::to_string(plan_->group_pages * g.page_bytes) + " B; the writer has " +
+  const u64 buffers = u64{plan_->runs()} + 1;
+  if (writer_->buffer_bytes() < plan_->group_bytes() || writer_->buffer_count() < buffers)
+    throw std::invalid_argument("the sweep needs " + std::to_string(buffers) + " buffers of " +
+                                std::to_string(plan_->group_bytes()) + " B; the writer has " +
                                 std::to_string(writer_->buffer_count()) + " of " +
                                 std::to_string(writer_->buffer_bytes()) + " B");
-  if (options.first_page * g.page_bytes % AnnexPlan::direct_alignment)
-    throw std::invalid_argument("the plan's first page does not begin at a block of direct I/O");
+  if (options.first_byte % block_bytes) throw std::invalid_argument("first_byte is not at a block of direct I/O");
   if (!options.checksums.empty() && options.checksums.size() != g.page_count())
     throw std::invalid_argument("checksums: expected one for each page");
   if (plan_->list.size() != plan_->copies) throw std::logic_error("the plan was swept already");
@@ -199,9 +198,8 @@ void AnnexSweep::verify(const Chunk& chunk) {
 
 void AnnexSweep::copy_lane(const Chunk& chunk, u32 lane) {
   const cache::Geometry& g = plan_->geometry;
-  const u64 row_bytes = g.row_bytes, rows_per_page = g.rows_per_page, group_rows = plan_->group_rows();
-  const bool dense = rows_per_page * row_bytes == g.page_bytes;
-  const bool in_order = dense && g.shard_count == 1;
+  const u64 row_bytes = g.row_bytes, rows_per_page = g.rows_per_page, stride = plan_->stride;
+  const bool in_order = rows_per_page * row_bytes == g.page_bytes && g.shard_count == 1;
   auto row_at = [&](u64 row) {
     return in_order ? chunk.memory + row * row_bytes
                     : chunk.page(*plan_, row / rows_per_page) + row % rows_per_page * row_bytes;
@@ -213,21 +211,15 @@ void AnnexSweep::copy_lane(const Chunk& chunk, u32 lane) {
     if (i + ahead < end) __builtin_prefetch(row_at(plan_->list[i + ahead].row_in_chunk));
     Group& group = groups_[copy.step];
     if (!group.buffer) group.buffer = writer_->take();
-    const u64 at = copy.slot - plan_->first_slot(copy.step) - group.number * group_rows;
-    std::byte* const to =
-        group.buffer + (dense ? at * row_bytes : at / rows_per_page * g.page_bytes + at % rows_per_page * row_bytes);
-    std::memcpy(to, row_at(copy.row_in_chunk), row_bytes);
-    ++group.rows;
-    if (group.rows == std::min(group_rows, plan_->missed[copy.step] - group.number * group_rows))
-      write(copy.step, group);
+    std::memcpy(group.buffer + group.rows++ * stride, row_at(copy.row_in_chunk), row_bytes);
+    const u64 left = plan_->moves[copy.step].copies - group.number * plan_->group_rows;
+    if (group.rows == std::min(plan_->group_rows, left)) write(copy.step, group);
   }
 }
 
 void AnnexSweep::write(u32 step, Group& group) {
-  const cache::Geometry& g = plan_->geometry;
-  const u64 page = options_.first_page + plan_->first_page[step] + group.number * plan_->group_pages;
-  const u64 bytes = align_up(div_ceil(group.rows, g.rows_per_page) * g.page_bytes, AnnexPlan::direct_alignment);
-  writer_->write(std::exchange(group.buffer, nullptr), bytes, page * g.page_bytes);
+  const u64 at = options_.first_byte + plan_->run_begin[step] + group.number * plan_->group_bytes();
+  writer_->write(std::exchange(group.buffer, nullptr), align_up(group.rows * plan_->stride, block_bytes), at);
   ++group.number;
   group.rows = 0;
 }

@@ -2,8 +2,7 @@
 // Called by bind/. Runs in a thread of its own. Knows rows, pages and files.
 //
 // The table is read a chunk at a time, several ahead. Threads copy: each has the runs of one lane. Every run has one
-// buffer of the writer's, its group; a copy's place in it is known, so that a group is sorted by death however its
-// rows come. A full group is written at once.
+// buffer of the writer's, its group. A full group is written at once.
 #pragma once
 
 #include <atomic>
@@ -26,7 +25,7 @@ namespace gids::packs {
 struct AnnexSweepOptions {
   u32 chunks = 16;              // in memory
   u32 gap_bytes = 16u << 10;    // unwanted bytes of a shard that are read rather than skipped
-  u64 first_page = 0;           // of the annex's file: the first page of the plan. A multiple of direct_alignment
+  u64 first_byte = 0;           // of the annex's file: where the first run begins. A multiple of block_bytes
   std::span<const u32> checksums = {};  // CRC32C of each page of the table; empty: not compared
 };
 

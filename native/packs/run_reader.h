@@ -1,0 +1,94 @@
+// Reads a superbatch's steps from its annex, in their order. Nothing is decided here: the plan says which rows a step
+// copies from lines, which from its run, and which rows of the run go to lines (moves.h). Called by bind/.
+//
+// The runs are read ahead in pieces, as one stream, into contiguous memory on huge pages: O_DIRECT is bound by physical
+// segments. The stream goes on while the caller trains: as soon as a piece is used, the next one is asked for.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cache/convert_rows.h"
+#include "cache/memory.h"
+#include "cache/workers.h"
+#include "io/engine.h"
+#include "packs/annex_plan.h"
+
+namespace gids::packs {
+
+// Memory of readers, one at a time: for the rows that lines keep, and for pieces.
+class RunMemory {
+ public:
+  // piece_bytes: about; a piece has whole rows and whole blocks.
+  RunMemory(u64 lines, u64 row_bytes, u32 pieces, u64 piece_bytes);
+
+  u64 lines() const { return lines_.bytes() / stride_; }
+  u64 stride() const { return stride_; }
+  u32 pieces() const { return count_; }
+  u64 piece_rows() const { return piece_rows_; }
+  std::byte* line(u64 number) { return lines_.data() + number * stride_; }
+  std::byte* piece(u64 number) { return pieces_.data() + number % count_ * piece_rows_ * stride_; }
+  size_t bytes() const { return lines_.bytes() + pieces_.bytes(); }
+
+ private:
+  u64 stride_, piece_rows_;
+  u32 count_;
+  HugeArray<std::byte> lines_, pieces_;
+};
+
+class RunReader {
+ public:
+  // first_byte: where the annex of this plan begins in the scratch file, which is striped over the engine's files. The
+  // steps that were planned with these uses. Begins to read. Throws std::invalid_argument if the memory does not suit.
+  RunReader(std::shared_ptr<io::Engine> engine, std::shared_ptr<cache::Workers> workers,
+            std::shared_ptr<RunMemory> memory, std::shared_ptr<const Uses> uses, std::shared_ptr<const AnnexPlan> plan,
+            u64 first_byte, const cache::RowForm& form);
+  ~RunReader();  // waits for reads in flight
+  RunReader(const RunReader&) = delete;
+  RunReader& operator=(const RunReader&) = delete;
+
+  u32 next_step() const { return step_; }
+  u64 next_uses() const { return step_ < plan_->steps ? uses_->size(step_) : 0; }
+  u64 out_row_bytes() const { return form_.out_row_bytes(); }
+
+  struct Result {
+    int error = 0;  // 0 or an errno: then the rows are not complete, and no further step can be read
+    u32 file = 0;   // of the engine
+    u64 offset = 0;
+    bool overflowed = false;  // a finite value became infinite
+  };
+  // Writes the rows of the next step to `out`, uses.size(step) rows of form.out_row_bytes(), in the order of its uses;
+  // nullptr: only keeps what later steps need. check: see io::Engine::wait.
+  Result read(std::byte* out, const std::function<void()>& check);
+
+  struct Stats {
+    u64 steps = 0, rows = 0, bytes_read = 0, wait_ns = 0, gather_ns = 0;
+  };
+  const Stats& stats() const { return stats_; }
+
+ private:
+  struct Piece;
+
+  void submit_ahead();
+  bool gather_lines(std::byte* out);
+  bool use_piece(const Piece& piece, std::byte* out);
+
+  std::shared_ptr<io::Engine> engine_;
+  std::shared_ptr<cache::Workers> workers_;
+  std::shared_ptr<RunMemory> memory_;
+  std::shared_ptr<const Uses> uses_;
+  std::shared_ptr<const AnnexPlan> plan_;
+  const u64 first_byte_;
+  const cache::RowForm form_;
+  u32 step_ = 0;
+  std::deque<Piece> reading_;       // oldest first
+  u64 submitted_ = 0;               // pieces so far
+  u32 ahead_step_ = 0;              // of the next piece,
+  u64 ahead_row_ = 0;               // which begins with this row of the step's run
+  std::vector<u32> lines_, run_;    // of the step that is read
+  Stats stats_;
+};
+
+}  // namespace gids::packs
