@@ -31,7 +31,7 @@ from gids.errors import MemoryBudgetError, MissingError
 from gids.io.device.kvikio_reader import open_extent_reader
 from gids.io.disks import disk_count
 from gids.loader.options import MAX_PLANNED
-from gids.loader.readers import Cache, Ids
+from gids.loader.rows import Cache, Ids
 from gids.loader.stats import is_size
 from gids.sizes import format_bytes
 from gids.store.table import positions_of

@@ -15,11 +15,16 @@ PRESENT = ("seed", "memory", "window", "planned", "policy", "heat", "engine", "s
 PACK_COUNTERS = dict.fromkeys(("superbatches", "packs", "minibatches", "bytes_read", "bytes_written"), 0)
 PACK_SECONDS = dict.fromkeys(("cut", "sweep", "wait", "gather"), 0.0)
 
-NO_ROWS: Stats = {
-    "memory": {"lines": 0},
-    "packs": {**PACK_COUNTERS, "seconds": PACK_SECONDS, "choices": [], "scratch": []},
-}
-"""What the stats() of a loader without tables have too."""
+
+def no_packs() -> dict[str, Any]:
+    """stats()["packs"] of a loader that reads at random."""
+    return {**PACK_COUNTERS, "seconds": dict(PACK_SECONDS), "choices": [], "scratch": []}
+
+
+def no_rows() -> dict[str, Any]:
+    """What the stats() of a loader without tables have too."""
+    return {"memory": {"lines": 0}, "packs": no_packs()}
+
 
 _STAGES = ("sample", "plan", "wait", "gather")
 
