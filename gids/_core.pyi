@@ -347,6 +347,8 @@ class PageCache:
         """Plan and submit reads. Without out, which gather_ready() gets then, only of pages with a line."""
     def gather_ready(self, step: int, out: UInt8 | None = None) -> None:
         """Copy the rows of pages that were read. wait() and gather_rest() must follow."""
+    def ready(self, step: int) -> bool:
+        """Whether wait() would return at once."""
     def wait(self, step: int) -> None:
         """Wait until the reads of the step are complete."""
     def gather_rest(self, step: int) -> list[tuple[int, int, int]]:
@@ -753,9 +755,10 @@ class RowUses:
         """Uses of the step that has most."""
 
 class Cancel:
-    """Ends plan_annex() from another thread: it raises OSError (ECANCELED)."""
+    """Ends plan_annex(), which raises OSError (ECANCELED) then, and an AnnexSweep, from another thread."""
 
-    def __init__(self) -> None: ...
+    @staticmethod
+    def create() -> Cancel: ...
     def cancel(self) -> None: ...
 
 class AnnexPlan:
@@ -803,14 +806,11 @@ class AnnexSweep:
         workers: Workers,
         plan: AnnexPlan,
         *,
+        cancel: Cancel | None = None,
         chunks: int,
         gap_bytes: int,
-        first_byte: int,
         checksums: UInt32 | None = None,
     ) -> None: ...
-    def cancel(self) -> None: ...
-    @property
-    def ended(self) -> bool: ...
     def wait(self) -> dict[str, Any]:
         """Block. error: errno or 0; in_table or in_annex; file; offset; bytes_read; bytes_written; busy_s."""
 
@@ -835,7 +835,6 @@ class RunReader:
         uses: RowUses,
         plan: AnnexPlan,
         *,
-        first_byte: int,
         stored_as: int,
         wanted_as: int,
         row_values: int,

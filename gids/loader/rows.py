@@ -28,8 +28,9 @@ IdsOf = Callable[[T], Ids]
 class EpochInput(Generic[T]):
     """The minibatches of an epoch, and what is known of them.
 
-    minibatches, ids_of, bytes_of, count: as of FeatureLoader.attach(). growth: size of the other minibatches,
-    relative to the first. waiting_batches: the most sampled minibatches that `minibatches` itself holds,
+    minibatches, ids_of, bytes_of, count: as of FeatureLoader.attach(). following: returns the minibatches of
+    the next epoch, which is attached with the same object then; or None. growth: size of the other
+    minibatches, relative to the first. waiting_batches: the most sampled minibatches that `minibatches` itself holds,
     which RowLoader.waiting_batches limits after the first minibatch. source_bytes: returns other memory of
     `minibatches`, for the number of minibatches that it holds.
     """
@@ -41,6 +42,7 @@ class EpochInput(Generic[T]):
     growth: float = 1.0
     waiting_batches: int = 0
     source_bytes: Callable[[int], int] = lambda _waiting: 0
+    following: Callable[[], Iterable[T] | None] | None = None
 
 
 class Cache(Protocol):
@@ -50,6 +52,7 @@ class Cache(Protocol):
 
     def enter(self, step: int, ids: Ids) -> None: ...
     def plan(self, step: int) -> None: ...
+    def ready(self, step: int) -> bool: ...
     def gather(self, step: int) -> Gathered: ...
     def retire(self, step: int) -> None: ...
     def cancel(self) -> None: ...
@@ -126,7 +129,8 @@ class CachedRows(Rows):
     begin, ended: called when this gets the window, and when it closes while it has it. build: builds the
     cache.
 
-    Attributes: has_window; gathered: number of minibatches so far.
+    Attributes: has_window; gathered: number of minibatches so far; on_lost: called when another epoch got the
+    window.
     """
 
     def __init__(
@@ -143,6 +147,8 @@ class CachedRows(Rows):
         self.has_window = self._warned = False
         self._cache: Cache | None = None  # that has steps of this epoch
         self._first_step = self.gathered = 0
+        self._first = 0  # minibatch that entered that cache
+        self.on_lost: Callable[[], None] = lambda: None
 
     @property
     def window(self) -> int:
@@ -165,19 +171,23 @@ class CachedRows(Rows):
         cache = self._cache_for(minibatch, ids, first=self._cache is None)
         if self._cache is None:
             cache.cancel()  # what an epoch left that was dropped, or ended by Ctrl-C
-            self._cache, self._first_step = cache, cache.next_step - t
+            self._cache, self._first_step, self._first = cache, cache.next_step - t, t
         cache.enter(self._first_step + t, ids)
 
     def plan(self, t: int) -> None:
-        if self._cache is not None:
+        if self._cache is not None and t >= self._first:
             self._cache.plan(self._first_step + t)
 
+    def ready(self, t: int) -> bool:
+        """Whether gather() does not wait for the disk."""
+        return self._cache is None or t < self._first or self._cache.ready(self._first_step + t)
+
     def gather(self, t: int, minibatch: Any) -> Features:
-        if self._cache is not None:
+        if self._cache is not None and t >= self._first:
             features, error = self._cache.gather(self._first_step + t)
             self._cache.retire(self._first_step + t)
         else:
-            if not self._warned:
+            if not self.has_window and not self._warned:
                 self._warned = True
                 log.warning(INTERRUPTED)
             ids = self.ids(minibatch)
@@ -190,13 +200,20 @@ class CachedRows(Rows):
     def lose_window(self) -> None:
         """Go on without look-ahead: another epoch has begun."""
         self.has_window = False
+        self.leave()
+        self.on_lost()
+
+    def leave(self) -> None:
+        """Leave the cache, and what entered: minibatches that did and are gathered all the same are read
+        without look-ahead."""
         cache, self._cache = self._cache, None
         if cache is not None:
             cache.cancel()
 
     def close(self) -> None:
         if self.has_window:
-            self.lose_window()
+            self.has_window = False
+            self.leave()
             self._ended(self)
 
     def _cache_for(self, minibatch: Any, ids: Ids, *, first: bool) -> Cache:

@@ -12,8 +12,8 @@ Stats = Mapping[str, Any]
 PRESENT = ("seed", "memory", "window", "planned", "policy", "heat", "engine", "scratch")
 """Entries that say how things are, and count nothing of one loader."""
 
-PACK_COUNTERS = dict.fromkeys(("superbatches", "packs", "minibatches", "bytes_read", "bytes_written"), 0)
-PACK_SECONDS = dict.fromkeys(("cut", "sweep", "wait", "gather"), 0.0)
+PACK_COUNTERS = dict.fromkeys(("superbatches", "minibatches", "bytes_read", "bytes_written"), 0)
+PACK_SECONDS = dict.fromkeys(("plan", "sweep", "wait", "gather"), 0.0)
 
 
 def no_packs() -> dict[str, Any]:
@@ -86,10 +86,6 @@ def _describe(way: str, choices: Sequence[Stats]) -> str:
         return sum(choice[key] for choice in choices)
 
     said = f"{total('minibatches'):,} minibatches by {way} reads"
-    if packs := total("packs"):
-        superbatches = total("superbatches")
-        said += f" in {packs:,} pack{'s' * (packs != 1)} of {superbatches:,} superbatch"
-        said += "es" * (superbatches != 1)
     said += f", took {total('actual_s'):.1f} s"
     ways = set[str].intersection(*(set(choice["predicted_s"]) for choice in choices))
     seconds = {name: sum(float(choice["predicted_s"][name]) for choice in choices) for name in ways}

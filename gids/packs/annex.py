@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from gids.cache.feature_cache import read_error
 from gids.cache.output_dtype import RowForm
 from gids.errors import StorageError
 from gids.io import open_engine
-from gids.packs.scratch import BLOCK, Scratch, ScratchFull
+from gids.packs.scratch import Scratch, ScratchFull
 from gids.store import Table
 from gids.store.geometry import align_up
 
@@ -45,6 +44,9 @@ _GAP_BYTES = 16 << 10
 _WRITERS = 8
 _BUFFERS = 48
 """Write buffers beside one for each run."""
+_LEAST_GROUP_BYTES = 16 << 10
+_COPY_BYTES = 3
+"""Memory of a plan for each use: 4 bytes for each copy, and there are fewer copies than uses."""
 _GROWTH = 16 << 20
 
 
@@ -78,50 +80,64 @@ class RowUses:
 
 
 class Superbatch:
-    """A superbatch of a table, planned. first_byte: of the annex, where its runs begin."""
+    """A superbatch of a table, planned. Swept once Annex.sweep() returned."""
 
-    def __init__(self, plan: _core.AnnexPlan, uses: RowUses, first_byte: int) -> None:
-        self.plan, self.uses, self.first_byte = plan, uses, first_byte
+    def __init__(self, plan: _core.AnnexPlan, uses: RowUses) -> None:
+        self.plan, self.uses = plan, uses
+        self.file: AnnexFile | None = None  # once swept
 
     def __len__(self) -> int:
         return len(self.uses)
 
 
-class Annex:
-    """The annex of one table: nbytes of scratch, in which superbatches follow one another in a ring.
+class AnnexFile:
+    """A scratch file for one superbatch after the other, and what reads it."""
 
-    Raises ScratchFull if there is no room, StorageError if a directory takes no file.
-    """
-
-    def __init__(self, table: Table, scratch: Scratch, nbytes: int) -> None:
-        self._table, self._scratch = table, scratch
-        self._file = scratch.open(nbytes)
-        self.nbytes = align_up(nbytes, BLOCK)
-        self._live: deque[tuple[int, int]] = deque()  # (first byte, end) of superbatches, oldest first
+    def __init__(self, scratch: Scratch) -> None:
+        self.scratch = scratch.open()
         try:
-            self._file.reserve(self.nbytes)
-            self._engine = open_engine(
-                self._file.paths, depth=2 * PIECES, max_read_bytes=_READ_BYTES, direct=self._file.direct
+            self.engine = open_engine(
+                self.scratch.paths,
+                depth=2 * PIECES,
+                max_read_bytes=_READ_BYTES,
+                direct=self.scratch.direct,
             )
         except BaseException:
-            self._file.close()
+            self.scratch.close()
             raise
+
+    def close(self) -> None:
+        """Give the scratch back. Idempotent. No reader may be open."""
+        self.engine.close()
+        self.scratch.close()
+
+
+class Annex:
+    """The annex of one table: a scratch file for each superbatch that is swept or read. memory_bytes: of the
+    loader; a part of it is taken to plan and to sweep."""
+
+    def __init__(self, table: Table, scratch: Scratch, memory_bytes: int) -> None:
+        self._table, self._scratch = table, scratch
+        self._free: list[AnnexFile] = []  # blocks that were written before are written faster than new ones
+        self._buffer_bytes = memory_bytes // 16
+        self._chunks = max(2, min(CHUNKS, memory_bytes // 32 // CHUNK_BYTES))
+
+    def preparing_bytes(self, uses: int, steps: int) -> int:
+        """Memory to plan and to sweep a superbatch of so many uses and steps, about."""
+        buffers = (steps + _BUFFERS) * self._group_bytes(steps)
+        return 4 * self._table.row_count + _COPY_BYTES * uses + self._chunks * CHUNK_BYTES + buffers
 
     def plan(
         self,
         uses: RowUses,
         *,
-        workers: _core.Workers,
         lines: int,
-        buffer_bytes: int = 1 << 62,
+        workers: _core.Workers,
         first_file: int = 0,
         cancel: _core.Cancel | None = None,
     ) -> Superbatch:
-        """Plan the copies for a cache of so many lines, and find a place for them in the ring.
-
-        buffer_bytes: memory for write buffers. first_file: the engine's number of the table's first shard.
-        cancel: ends it from another thread. Blocks. Raises ScratchFull if the ring has no room, OSError.
-        """
+        """Plan the copies for a cache of so many lines. first_file: the engine's number of the table's first
+        shard. cancel: ends it from another thread. Blocks. Raises OSError."""
         table = self._table
         plan = _core.plan_annex(
             uses.native,
@@ -134,10 +150,10 @@ class Annex:
             shard_count=len(table.shard_paths),
             first_file=first_file,
             lines=lines,
-            group_bytes=min(GROUP_BYTES, buffer_bytes // (len(uses) + _BUFFERS)),
+            group_bytes=self._group_bytes(len(uses)),
             chunk_bytes=max(CHUNK_BYTES, table.page_bytes),
         )
-        return Superbatch(plan, uses, self._place(plan.nbytes))
+        return Superbatch(plan, uses)
 
     def sweep(
         self,
@@ -146,28 +162,31 @@ class Annex:
         *,
         workers: _core.Workers,
         checksums: npt.NDArray[np.uint32] | None = None,
-    ) -> _core.AnnexSweep:
-        """Begin to write the copies. engine: of the table. checksums: uint32[page_count], to compare with."""
+        cancel: _core.Cancel | None = None,
+    ) -> dict[str, int | float]:
+        """Write the copies. engine: of the table. checksums: uint32[page_count], to compare with. Blocks.
+
+        Returns bytes_read, bytes_written, busy_s. Raises StorageError, ScratchFull.
+        """
         plan = superbatch.plan
+        superbatch.file = self._free.pop() if self._free else AnnexFile(self._scratch)
+        superbatch.file.scratch.reserve(plan.nbytes)
         writer = _core.PackWriter.create(
-            self._file.fds,
+            superbatch.file.scratch.fds,
             threads=_WRITERS,
             buffers=plan.runs + _BUFFERS,
             buffer_bytes=plan.group_bytes,
         )
-        return _core.AnnexSweep(
+        sweep = _core.AnnexSweep(
             engine.native,
             writer,
             workers,
             plan,
-            chunks=CHUNKS,
+            cancel=cancel,
+            chunks=self._chunks,
             gap_bytes=_GAP_BYTES,
-            first_byte=superbatch.first_byte,
             checksums=checksums,
         )
-
-    def finish(self, sweep: _core.AnnexSweep) -> dict[str, int | float]:
-        """Wait for a sweep. Returns bytes_read, bytes_written, busy_s. Raises StorageError, ScratchFull."""
         result = sweep.wait()
         code, file, offset = result["error"], result["file"], result["offset"]
         if code and result["in_table"]:
@@ -183,44 +202,31 @@ class Annex:
         self, superbatch: Superbatch, memory: _core.RunMemory, form: RowForm, *, workers: _core.Workers
     ) -> _core.RunReader:
         """Begin to read a superbatch that is swept. form: of the rows that come out."""
+        assert superbatch.file is not None
         return _core.RunReader(
-            self._engine.native,
+            superbatch.file.engine.native,
             workers,
             memory,
             superbatch.uses.native,
             superbatch.plan,
-            first_byte=superbatch.first_byte,
             stored_as=form.stored_as,
             wanted_as=form.wanted_as,
             row_values=form.values,
             scales=form.scales,
         )
 
-    def directory_of(self, file: int) -> str:
-        """The directory that has this file of the annex, for errors."""
-        return str(self._scratch.directories[file])
-
-    def release(self) -> None:
-        """Free the oldest superbatch's place. It must not be read any more."""
-        self._live.popleft()
+    def release(self, superbatch: Superbatch) -> None:
+        """Its scratch may be used again. It must not be read any more. Idempotent."""
+        superbatch.uses.close()
+        if superbatch.file is not None:
+            self._free.append(superbatch.file)
+            superbatch.file = None
 
     def close(self) -> None:
-        """Give the scratch back. Idempotent. No reader may be open."""
-        self._engine.close()
-        self._file.close()
+        """Give the scratch back of superbatches that were released. Idempotent."""
+        while self._free:
+            self._free.pop().close()
 
-    def _place(self, nbytes: int) -> int:
-        """Where so many bytes fit: after the newest superbatch, else at the beginning."""
-        first, room = 0, self.nbytes
-        if self._live:
-            oldest, (newest, end) = self._live[0][0], self._live[-1]
-            wrapped = newest < oldest
-            first = end
-            if not wrapped and end + nbytes > self.nbytes:
-                first, wrapped = 0, True
-            room = (oldest if wrapped else self.nbytes) - first
-        if nbytes > room:
-            reason = f"the annex has room for {room} of the {nbytes} bytes that a superbatch needs"
-            raise ScratchFull(errno.ENOSPC, reason, str(self._scratch))
-        self._live.append((first, first + nbytes))
-        return first
+    def _group_bytes(self, steps: int) -> int:
+        """Of a write buffer: each step has one."""
+        return max(_LEAST_GROUP_BYTES, min(GROUP_BYTES, self._buffer_bytes // (steps + _BUFFERS)))

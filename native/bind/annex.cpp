@@ -25,6 +25,7 @@ namespace {
 
 using packs::AnnexPlan;
 using packs::AnnexSweep;
+using packs::Cancel;
 using packs::RunMemory;
 using packs::RunReader;
 using packs::Uses;
@@ -35,11 +36,6 @@ using Checksums = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::
 using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<u8, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using RunningAnnexSweep = Running<AnnexSweep>;
-
-// Ends the passes of a plan from another thread.
-struct Cancel {
-  std::atomic<bool> wanted{false};
-};
 
 // Calls heed_signals ten times a second at most.
 class Signals {
@@ -73,9 +69,9 @@ std::shared_ptr<AnnexPlan> plan_annex(Uses& uses, cache::Workers& workers, const
 }
 
 void new_sweep(RunningAnnexSweep* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
-               std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan, u32 chunks, u32 gap_bytes,
-               u64 first_byte, std::optional<Checksums> checksums) {
-  packs::AnnexSweepOptions options{chunks, gap_bytes, first_byte, {}};
+               std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan,
+               std::shared_ptr<Cancel> cancel, u32 chunks, u32 gap_bytes, std::optional<Checksums> checksums) {
+  packs::AnnexSweepOptions options{chunks, gap_bytes, {}, std::move(cancel)};
   if (checksums) options.checksums = {checksums->data(), checksums->size()};
   std::vector<nb::object> kept;
   if (checksums) kept.push_back(nb::cast(*checksums));
@@ -101,7 +97,7 @@ using RunningReader = Running<RunReader>;
 
 void new_reader(RunningReader* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<cache::Workers> workers,
                 std::shared_ptr<RunMemory> memory, std::shared_ptr<Uses> uses, std::shared_ptr<AnnexPlan> plan,
-                u64 first_byte, u64 stored_as, u64 wanted_as, u32 row_values, std::optional<Scales> scales) {
+                u64 stored_as, u64 wanted_as, u32 row_values, std::optional<Scales> scales) {
   cache::RowForm form{static_cast<ValueType>(stored_as), static_cast<ValueType>(wanted_as), plan->geometry.row_bytes,
                       row_values};
   std::vector<nb::object> kept;
@@ -110,7 +106,7 @@ void new_reader(RunningReader* self, std::shared_ptr<io::Engine> engine, std::sh
     kept.push_back(nb::cast(*scales));
   }
   new (self) RunningReader(std::move(kept), std::move(engine), std::move(workers), std::move(memory), std::move(uses),
-                           std::move(plan), first_byte, form);
+                           std::move(plan), form);
 }
 
 nb::tuple read_step(RunningReader& reader, std::optional<Rows> out) {
@@ -159,8 +155,9 @@ void bind_annex(nb::module_& m) {
       .def_prop_ro("uses", [](const Uses& uses) { return uses.size(); })
       .def_prop_ro("longest", &Uses::longest, "Uses of the step that has most.");
 
-  nb::class_<Cancel>(m, "Cancel", "Ends plan_annex() from another thread: it raises OSError (ECANCELED).")
-      .def(nb::init<>())
+  nb::class_<Cancel>(m, "Cancel", "Ends plan_annex() and an AnnexSweep from another thread.")
+      .def("__init__", [](Cancel*) { throw nb::type_error("use Cancel.create"); })
+      .def_static("create", [] { return std::make_shared<Cancel>(); })
       .def("cancel", [](Cancel& cancel) { cancel.wanted = true; });
 
   nb::class_<AnnexPlan>(m, "AnnexPlan", "Which copies of rows an annex has, and how long lines keep them.")
@@ -177,10 +174,8 @@ void bind_annex(nb::module_& m) {
         "chunk_bytes"_a, "Plans the copies for a cache of so many lines. The uses become what a RunReader does.");
 
   nb::class_<RunningAnnexSweep>(m, "AnnexSweep", "Makes the copies of a plan, in a thread.")
-      .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(), "chunks"_a,
-           "gap_bytes"_a, "first_byte"_a, nb::arg("checksums").noconvert() = nb::none())
-      .def("cancel", [](RunningAnnexSweep& sweep) { sweep->cancel(); })
-      .def_prop_ro("ended", [](RunningAnnexSweep& sweep) { return sweep->wait_for(0); })
+      .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(), "cancel"_a.none() = nb::none(), "chunks"_a,
+           "gap_bytes"_a, nb::arg("checksums").noconvert() = nb::none())
       .def("wait", [](RunningAnnexSweep& sweep) { wait(*sweep); return result_of(sweep); },
            "Blocks. Returns error (an errno or 0), in_table or in_annex, file, offset, bytes_read, bytes_written and "
            "busy_s.");
@@ -197,7 +192,7 @@ void bind_annex(nb::module_& m) {
 
   nb::class_<RunningReader>(m, "RunReader", "Reads the steps of a superbatch from its annex, in their order.")
       .def("__init__", &new_reader, "engine"_a, "workers"_a, "memory"_a, "uses"_a, "plan"_a, nb::kw_only(),
-           "first_byte"_a, "stored_as"_a, "wanted_as"_a, "row_values"_a, nb::arg("scales").noconvert() = nb::none())
+           "stored_as"_a, "wanted_as"_a, "row_values"_a, nb::arg("scales").noconvert() = nb::none())
       .def("read", &read_step, nb::arg("out").noconvert().none(),
            "The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. None: only keeps what "
            "later steps need. Returns (an errno or 0, file, offset, whether a finite value became infinite).")

@@ -65,7 +65,6 @@ AnnexSweep::AnnexSweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Write
                                 std::to_string(plan_->group_bytes()) + " B; the writer has " +
                                 std::to_string(writer_->buffer_count()) + " of " +
                                 std::to_string(writer_->buffer_bytes()) + " B");
-  if (options.first_byte % block_bytes) throw std::invalid_argument("first_byte is not at a block of direct I/O");
   if (!options.checksums.empty() && options.checksums.size() != g.page_count())
     throw std::invalid_argument("checksums: expected one for each page");
   if (plan_->list.size() != plan_->copies) throw std::logic_error("the plan was swept already");
@@ -73,14 +72,8 @@ AnnexSweep::AnnexSweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Write
 }
 
 AnnexSweep::~AnnexSweep() {
-  cancel();
+  ends_.wanted = true;
   thread_.join();
-}
-
-void AnnexSweep::cancel() {
-  stop_.store(true, std::memory_order_relaxed);
-  std::lock_guard lock(mutex_);
-  if (!ended_) writer_->abandon();
 }
 
 bool AnnexSweep::wait_for(u32 timeout_ms) {
@@ -101,8 +94,9 @@ void AnnexSweep::run() noexcept {
   reading_.clear();
   for (Group& group : groups_)
     if (group.buffer) writer_->give_back(group.buffer);
+  if (cancelled()) writer_->abandon();
   const int error = writer_->finish();
-  if (error == ECANCELED || stop_.load(std::memory_order_relaxed)) fail(ECANCELED, Failed::nothing, 0, 0);
+  if (error == ECANCELED || cancelled()) fail(ECANCELED, Failed::nothing, 0, 0);
   else if (error) fail(error, Failed::annex, writer_->failed_file(), 0);
   plan_->list = HugeArray<Copy>();
   result_.bytes_written = writer_->bytes_written() - written;
@@ -218,7 +212,7 @@ void AnnexSweep::copy_lane(const Chunk& chunk, u32 lane) {
 }
 
 void AnnexSweep::write(u32 step, Group& group) {
-  const u64 at = options_.first_byte + plan_->run_begin[step] + group.number * plan_->group_bytes();
+  const u64 at = plan_->run_begin[step] + group.number * plan_->group_bytes();
   writer_->write(std::exchange(group.buffer, nullptr), align_up(group.rows * plan_->stride, block_bytes), at);
   ++group.number;
   group.rows = 0;

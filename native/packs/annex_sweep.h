@@ -25,8 +25,8 @@ namespace gids::packs {
 struct AnnexSweepOptions {
   u32 chunks = 16;              // in memory
   u32 gap_bytes = 16u << 10;    // unwanted bytes of a shard that are read rather than skipped
-  u64 first_byte = 0;           // of the annex's file: where the first run begins. A multiple of block_bytes
   std::span<const u32> checksums = {};  // CRC32C of each page of the table; empty: not compared
+  std::shared_ptr<const Cancel> cancel = {};
 };
 
 class AnnexSweep {
@@ -36,12 +36,11 @@ class AnnexSweep {
   AnnexSweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
              std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan,
              const AnnexSweepOptions& options);
-  ~AnnexSweep();  // cancels
+  ~AnnexSweep();  // ends it
   AnnexSweep(const AnnexSweep&) = delete;
   AnnexSweep& operator=(const AnnexSweep&) = delete;
 
-  bool wait_for(u32 timeout_ms);
-  void cancel();  // returns at once; wait_for() then becomes true soon
+  bool wait_for(u32 timeout_ms);  // true soon after Cancel::wanted, with ECANCELED
 
   // The rest only once wait_for() was true.
   enum class Failed { nothing, table, annex };  // which of the files
@@ -70,8 +69,9 @@ class AnnexSweep {
   void verify(const Chunk& chunk);
   void copy_lane(const Chunk& chunk, u32 lane);
   void write(u32 step, Group& group);
+  bool cancelled() const { return ends_.wanted || (options_.cancel && options_.cancel->wanted); }
   void fail(int error, Failed failed, u32 file, u64 offset);
-  bool stopped() const { return stop_.load(std::memory_order_relaxed) || result_.error || writer_->error(); }
+  bool stopped() const { return cancelled() || result_.error || writer_->error(); }
 
   std::shared_ptr<io::Engine> engine_;
   std::shared_ptr<Writer> writer_;
@@ -83,7 +83,7 @@ class AnnexSweep {
   std::vector<Group> groups_;    // [step]
   std::deque<Chunk> reading_;
   u64 next_chunk_ = 0, taken_ = 0;  // chunk to look at next; how many were read
-  std::atomic<bool> stop_{false};
+  Cancel ends_;  // with the object
   Result result_;
   std::mutex mutex_;
   std::condition_variable cv_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -13,6 +14,11 @@
 namespace gids::packs {
 
 constexpr u64 rows_ahead = 16;  // uses: the state of a row is a cache miss each
+
+// Ends passes, or a sweep, from another thread.
+struct Cancel {
+  std::atomic<bool> wanted{false};
+};
 
 // Called once a step, by the thread that runs the passes. May throw, which ends them.
 using Check = std::function<void()>;

@@ -52,13 +52,12 @@ RunMemory::RunMemory(u64 lines, u64 row_bytes, u32 pieces, u64 piece_bytes)
 
 RunReader::RunReader(std::shared_ptr<io::Engine> engine, std::shared_ptr<cache::Workers> workers,
                      std::shared_ptr<RunMemory> memory, std::shared_ptr<const Uses> uses,
-                     std::shared_ptr<const AnnexPlan> plan, u64 first_byte, const cache::RowForm& form)
+                     std::shared_ptr<const AnnexPlan> plan, const cache::RowForm& form)
     : engine_(std::move(engine)),
       workers_(std::move(workers)),
       memory_(std::move(memory)),
       uses_(std::move(uses)),
       plan_(std::move(plan)),
-      first_byte_(first_byte),
       form_(form) {
   form_.validate();
   if (memory_->stride() != plan_->stride || memory_->lines() < plan_->lines || form_.row_bytes > plan_->stride)
@@ -84,7 +83,7 @@ void RunReader::submit_ahead() {
     const u64 rows = std::min(left, memory_->piece_rows());
     Piece piece{memory_->piece(submitted_), ahead_step_, static_cast<u32>(ahead_row_), static_cast<u32>(rows),
                 std::make_shared<Reads>()};
-    u64 at = first_byte_ + plan_->run_begin[ahead_step_] + ahead_row_ * plan_->stride;
+    u64 at = plan_->run_begin[ahead_step_] + ahead_row_ * plan_->stride;
     std::byte* to = piece.memory;
     for (u64 bytes = align_up(rows * plan_->stride, block_bytes); bytes;) {
       const Stripes::Place place = stripes.at(at);

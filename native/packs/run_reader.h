@@ -40,11 +40,11 @@ class RunMemory {
 
 class RunReader {
  public:
-  // first_byte: where the annex of this plan begins in the scratch file, which is striped over the engine's files. The
-  // steps that were planned with these uses. Begins to read. Throws std::invalid_argument if the memory does not suit.
+  // engine: of the files that the annex is striped over. uses: that were planned. Begins to read. Throws
+  // std::invalid_argument if the memory does not suit.
   RunReader(std::shared_ptr<io::Engine> engine, std::shared_ptr<cache::Workers> workers,
             std::shared_ptr<RunMemory> memory, std::shared_ptr<const Uses> uses, std::shared_ptr<const AnnexPlan> plan,
-            u64 first_byte, const cache::RowForm& form);
+            const cache::RowForm& form);
   ~RunReader();  // waits for reads in flight
   RunReader(const RunReader&) = delete;
   RunReader& operator=(const RunReader&) = delete;
@@ -80,7 +80,6 @@ class RunReader {
   std::shared_ptr<RunMemory> memory_;
   std::shared_ptr<const Uses> uses_;
   std::shared_ptr<const AnnexPlan> plan_;
-  const u64 first_byte_;
   const cache::RowForm form_;
   u32 step_ = 0;
   std::deque<Piece> reading_;       // oldest first
