@@ -47,8 +47,8 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
     epoch; the cache stays warm between epochs, and a new epoch ends an open one. Sampling takes place in the
     pipe's thread, or in the workers of ``gb.DataLoader(datapipe, num_workers=…)``.
 
-    Raises KeyError for a feature that the dataset does not have, and the errors of gids.FeatureLoader, which end
-    the epoch. The error of a minibatch is raised when it is due.
+    Raises KeyError for a feature that the dataset does not have, and the errors of gids.FeatureLoader. While
+    iterating, an error is raised when its minibatch is due, and ends the epoch.
     """
 
     @explain_names("gids.graphbolt.LookaheadFetcher")

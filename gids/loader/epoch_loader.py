@@ -398,8 +398,8 @@ class EpochLoader(Closing, ABC):
         self.seed, self._progress = made_with["seed"], _Progress(epoch, step)
 
     def stats(self) -> dict[str, Any]:
-        """FeatureLoader.stats(): counters of the cache, which loaders of the same tables, dtype and device of a
-        source share; ``memory`` also has sampler and topology.
+        """FeatureLoader.stats(): counters of the cache, which all loaders of a source with the same tables,
+        dtype and device share; ``memory`` also has sampler and topology.
 
         ``"topology"``: pinned host memory that this process allocated; 0 on the CPU, where the topology is
         memory-mapped. Memory that the ranks of a machine share is counted only by the rank that allocated
@@ -513,8 +513,8 @@ class SampledEpoch(Iterator[Minibatch]):
         return self.hand_out(lambda minibatch: minibatch)
 
     def hand_out(self, make: Callable[[Minibatch], R]) -> R:
-        """What `make` makes of the next minibatch, which counts as handed out only then. An error of `make` ends
-        the epoch, too."""
+        """What `make` makes of the next minibatch, which counts as handed out only then. An error of `make`
+        ends the epoch, too."""
         if self._closed and self._begun is None:
             raise StopIteration
         stream, progress, _ = self._begun or self._begin()

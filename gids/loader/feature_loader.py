@@ -167,7 +167,7 @@ class FeatureLoader(Closing):
         return DevicePlacement(device, self._engine, self.tables, options, memory_bytes, self.dtype, expected)
 
     def check_use(self) -> None:
-        """Raise where no minibatch can be taken: ValueError after close(), RuntimeError in a forked child, and
+        """Raise where no minibatch can be taken: ValueError after close(), RuntimeError in a forked child and
         while a CUDA graph is captured."""
         self.source.lender.check_use()
         if not self._finalizer.alive:
@@ -326,8 +326,8 @@ class FeatureLoader(Closing):
                 log.info(line)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the cache since construction, which all loaders of the same tables, dtype and device of a
-        source share. After close(), as they were then.
+        """Counters of the cache since construction, which all loaders of the same tables, dtype and device of
+        a source share. After close(), as they were then.
 
         In pages: ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``loads``,
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the disk:

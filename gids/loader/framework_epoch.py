@@ -127,8 +127,8 @@ class Headroom:
 class FrameworkEpoch(Generic[T], Iterator[Any]):
     """An iterator of finish(minibatch, {table: features}).
 
-    If sampling a minibatch fails, here or in a worker, the error is raised when that minibatch is due, and ends
-    the epoch.
+    If sampling a minibatch fails, here or in a worker, the error is raised when that minibatch is due, and
+    ends the epoch.
 
     ids_of: returns the rows of each table that a minibatch reads, on any device. bytes_of: returns the memory
     of a minibatch. in_workers: minibatches come from worker processes. If this process cannot hold a window

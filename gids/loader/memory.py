@@ -31,7 +31,7 @@ from gids.errors import MemoryBudgetError, MissingError
 from gids.io.device.kvikio_reader import open_extent_reader
 from gids.io.disks import disk_count
 from gids.loader.options import MAX_PLANNED
-from gids.loader.rows import Cache, Ids
+from gids.loader.rows import Cache, EpochInput, Ids
 from gids.loader.stats import is_size
 from gids.sizes import format_bytes
 from gids.store.table import positions_of
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from gids.cache.budget import Budget
     from gids.io import Engine
     from gids.loader.options import Options
-    from gids.loader.row_source import EpochInput
     from gids.store import Table
 
 log = logging.getLogger("gids")

@@ -1,6 +1,7 @@
 """Queue: the sampled minibatches of one epoch, in order. A stream hands them out.
 
-It counts them, so that no epoch ends early in silence, and keeps an error in its place. It knows nothing of rows.
+It counts them, so that no epoch ends early in silence, and keeps an error in its place. It knows nothing of
+rows.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ class Queue(Generic[T]):
         self.end = StopIteration() if isinstance(error, StopIteration) else without_frames(error)
         self._minibatches = iter(())
 
+    def take_end(self) -> Exception:
+        """What comes after the held minibatches, to be raised now. Nothing here refers to it any more: it is
+        going to refer to frames, and they to the rows of the consumer."""
+        end, self.end = self.end, StopIteration()
+        return end or StopIteration()
+
     def take(self) -> T:
         """The first of the held minibatches. It is the consumer's now."""
         self.taken += 1
@@ -67,7 +74,7 @@ class Queue(Generic[T]):
 
 
 def without_frames(error: Exception) -> Exception:
-    """An error that is raised later. A note says where it was raised; its frames would keep a stream alive."""
+    """An error that is raised later. A note says where it was raised; frames would keep a stream alive."""
     notes = vars(error).setdefault("__notes__", [])  # not by add_note(), which a frozen dataclass refuses
     notes.append("".join(traceback.format_exception(error)).rstrip())
     return BaseException.with_traceback(error, None)

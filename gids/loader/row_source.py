@@ -143,8 +143,8 @@ class Lender:
         self.closed, self._pid = False, os.getpid()
 
     def check_use(self) -> None:
-        """Raise ValueError once the source is closed, RuntimeError in a forked child of the process that opened
-        it."""
+        """Raise ValueError once the source is closed, RuntimeError in a forked child of the process that
+        opened it."""
         if self.closed:
             raise ValueError("this source is closed: call gids.open() again")
         if os.getpid() != self._pid:
@@ -220,9 +220,9 @@ class Lender:
             if other.has_cache and other.has_open_epoch:
                 raise MemoryBudgetError(
                     f"{other!r} has an open epoch, and its cache holds the memory of this source, which "
-                    f"{to!r} needs now: loaders that read other tables, dtypes or devices share a source only "
-                    "one after the other. End that epoch first (end its loop, or close() its iterator), or "
-                    "give one of the two a source of its own: gids.open(PATH, memory=...)"
+                    f"{to!r} needs now. Loaders that read other tables, dtypes or devices share a source "
+                    "only one after the other: end that epoch first (end its loop, or close() its iterator), "
+                    "or give one of the two a source of its own, gids.open(PATH, memory=...)"
                 )
         for other in others:
             if other.has_cache:

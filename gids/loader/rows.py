@@ -123,8 +123,8 @@ class Window(Protocol):
 
 
 class CachedRows(Rows):
-    """Rows of an epoch through the cache of a FeatureLoader. The epoch that began last has its window. One that
-    lost it reads through the cache without look-ahead, and leaves no marks.
+    """Rows of an epoch through the cache of a FeatureLoader. The epoch that began last has its window. One
+    that lost it reads through the cache without look-ahead, and leaves no marks.
 
     begin, ended: called when this gets the window, and when it closes while it has it. build: builds the
     cache.

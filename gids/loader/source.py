@@ -36,10 +36,10 @@ class Source(RowSource):
 
     Attributes: store (the first dataset's); stores (each in its own numbers); options.
 
-    One thread uses a source; a forked child opens its own. Loaders of a source share its memory. Those with the
-    same tables, dtype and device share one cache, which stays warm between their epochs, and one window, which
-    the epoch that began last has. A loader of other tables takes over the memory when its epoch begins. It
-    raises MemoryBudgetError while another loader's epoch is open.
+    One thread uses a source; a forked child opens its own. Loaders of a source share its memory. Those with
+    the same tables, dtype and device share one cache, which stays warm between their epochs, and one window,
+    which the epoch that began last has. A loader of other tables takes over the memory when its epoch begins.
+    It raises MemoryBudgetError while another loader's epoch is open.
     """
 
     together = False

@@ -33,7 +33,7 @@ NO_MEMORY = (
 
 
 class State(Enum):
-    """new -> open with the first minibatch; new or open -> closed by close(), the last minibatch or an error."""
+    """NEW to OPEN: the first minibatch. To CLOSED: close(), the last minibatch, or an error."""
 
     NEW = "new"
     OPEN = "open"
@@ -98,8 +98,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         what = "an error" if isinstance(error, Exception) else "Ctrl-C"
         most = "its" if queue.count is None else queue.count
         self._ended_by = (
-            f"{what} ended this epoch after {queue.taken} of {most} minibatches: begin it again, or resume it "
-            "from the loader's state_dict()"
+            f"{what} ended this epoch after {queue.taken} of {most} minibatches: begin it again, or resume "
+            "it from the loader's state_dict()"
         )
         self.close()
 
@@ -124,7 +124,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._fill()
         queue = self._queue
         if self._planned == queue.taken:
-            raise queue.end or StopIteration
+            raise queue.take_end()
         with stage("gather"):
             features = self._rows.gather(queue.taken, queue.held[0])
         return queue.take(), features

@@ -11,17 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_runs import Make
+from cache_runs import Batch, Make, windowed
 from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError
-from gids.loader.epoch_stream import EpochStream, Sampled
-from gids.loader.readers import CacheReader
-
-Batch = dict[str, torch.Tensor]
 
 
 @pytest.fixture
@@ -46,16 +42,6 @@ def batches_of(table: RawTable, count: int, seed: int = 0) -> list[Batch]:
         {table.name: torch.from_numpy((400 * rng.random(rng.integers(0, 150)) ** 2).astype(np.int64))}
         for _ in range(count)
     ]
-
-
-def windowed(
-    cache: DeviceFeatureCache,
-    batches: list[Batch],
-    window: int,
-    planned: int,
-) -> EpochStream[Batch]:
-    reader = CacheReader(lambda batch, ids, first: cache, lambda: window, lambda: planned)  # type: ignore[arg-type, return-value]
-    return EpochStream(Sampled(batches), reader, lambda batch: batch)
 
 
 def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(

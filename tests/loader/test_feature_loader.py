@@ -5,14 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,13 +22,9 @@ from open_options import feature_loader, tuned
 
 import gids
 from gids import _core
-from gids.cache import FeatureCache
-from gids.closing import OwnLock, Threads
 from gids.loader import feature_loader as feature_loader_module
-from gids.loader.epoch_stream import EpochStream
-from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
-from gids.loader.row_source import EpochInput
+from gids.loader.rows import EpochInput
 
 
 @pytest.mark.few(3)
@@ -199,20 +191,6 @@ def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
             gc.enable()
 
 
-def test_no_stream_begins_while_the_loader_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another thread: it would gather from the cache that is freed next."""
-    loader = feature_loader(path, ["paper.feat"])
-    stats = loader.stats
-
-    def begin() -> Any:
-        with pytest.raises(ValueError, match="closed"):
-            loader.attach(minibatches(1), ids_of)
-        return stats()
-
-    monkeypatch.setattr(loader, "stats", begin)
-    loader.close()
-
-
 def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
     loader = feature_loader(path, ["paper.feat"], memory=1 << 30)
     everything = [{"paper.feat": torch.arange(ROWS)}]
@@ -364,7 +342,7 @@ def test_minibatches_are_sampled_in_bulk_again_once_there_is_room_for_larger_one
     with feature_loader(path, ["paper.feat"], **options) as loader:
         for _epoch in range(2):
             reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 900)]
-            epoch = EpochInput(minibatches=reads, ids_of=ids_of, learned=Learned(), waiting_batches=3)
+            epoch = EpochInput(minibatches=reads, ids_of=ids_of, waiting_batches=3)
             for _ in loader.attach_epoch(epoch):
                 assert loader.waiting_batches == 3
         assert loader.window == 4
@@ -482,216 +460,6 @@ def test_the_error_says_what_to_do_without_memory(path: Path, monkeypatch: pytes
         with pytest.raises(MemoryError) as raised:
             next(loader.attach(minibatches(9), ids_of))
     assert "ulimit -v" in raised.value.__notes__[-1]
-
-
-BESIDE_MAIN = """
-import sys, threading, time
-from concurrent.futures import thread as executors
-from pathlib import Path
-sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
-from loader_example import TABLES, ids_of, minibatches
-from open_options import feature_loader
-loader = feature_loader(sys.argv[2], TABLES, memory=1 << 24, window=4, reads=sys.argv[3])
-
-def train():
-    while not executors._shutdown:  # the main thread has ended
-        time.sleep(1e-3)
-    print(*(sum(1 for _ in loader.attach(minibatches(9), ids_of)) for _ in range(2)))
-
-threading.Thread(target=train).start()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reads", ["random", "pack"])
-def test_a_thread_reads_on_once_the_main_thread_has_ended(path: Path, reads: str) -> None:
-    command = [sys.executable, "-P", "-W", "ignore", "-c", BESIDE_MAIN]
-    command += map(str, [Path(__file__).parent, path, reads])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "9 9\n", "")
-
-
-class Interrupt(BaseException):
-    """In place of KeyboardInterrupt, which would end pytest."""
-
-
-def interrupt(*_: object) -> None:
-    raise Interrupt
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("use", ["a block", "turns", "set aside", "end"])
-def test_ctrl_c_leaves_no_lock_taken(path: Path, use: str) -> None:
-    free = list[bool]()
-
-    def take(lock: OwnLock) -> None:
-        free.append(lock.acquire(blocking=False))
-        if free[-1]:
-            lock.release()
-
-    def enter(lock: OwnLock) -> None:
-        with lock:
-            pass
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    with feature_loader(path, TABLES, memory=1 << 24) as loader:
-        stream, ref, learned = loader.attach([], ids_of), weakref.ref(loader), Learned()
-        lock, call = {
-            "a block": (loader._lock, lambda: enter(loader._lock)),
-            "turns": (loader._lock, lambda: feature_loader_module._turn_to(ref, learned)),
-            "set aside": (stream._lock, stream.set_aside),
-            "end": (stream.ending._lock, lambda: stream.ending.finish(0)),
-        }[use]
-        try:
-            for _ in range(200):
-                with suppress(Interrupt):
-                    signal.setitimer(signal.ITIMER_REAL, 1e-4)
-                    for _ in range(10_000):  # the garbage collector may have ignored the interrupt
-                        call()
-                other = threading.Thread(target=take, args=[lock])
-                other.start()
-                other.join()
-        finally:
-            signal.signal(signal.SIGALRM, before)
-        assert all(free)
-
-
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("where", ["the first part", "a table"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_epoch_begins_after_one_whose_end_ctrl_c_interrupted(
-    path: Path, source: Ids, where: str, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """kept: the traceback has its iterator. Else it is dropped."""
-    monkeypatch.setattr(feature_loader_module, "_DROPPED_S", 5.0)
-    turn, interrupts = feature_loader_module._turn_of, list[bool]()
-
-    def turn_of(*args: Any) -> Any:
-        if interrupts:
-            interrupts.clear()
-            interrupt()
-        return turn(*args)
-
-    monkeypatch.setattr(feature_loader_module, "_turn_of", turn_of)
-    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
-        stream = loader.attach(minibatches(9), ids_of)
-        next(stream), next(stream), next(stream)
-        with monkeypatch.context() as patch:
-            if where == "a table":
-                assert isinstance(loader._cache, FeatureCache)
-                first = loader._cache._caches["paper.feat"]
-                patch.setattr(FeatureCache, "cancel", lambda _: (first.cancel(), interrupt()))
-            else:
-                interrupts.append(True)
-            if kept:
-                with pytest.raises(Interrupt):
-                    stream.close()
-            else:
-                del stream
-        begun = time.monotonic()
-        for minibatch, features in loader.attach(minibatches(9, 1), ids_of):
-            check(source, minibatch, features)
-        assert time.monotonic() - begun < 5
-        assert loader._windowed is None
-
-
-def test_an_interrupted_end_that_is_repeated_leaves_the_next_epoch_alone(
-    path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "gids")
-    cancel = FeatureCache.cancel
-    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
-        streams = [loader.attach(minibatches(9), ids_of)]
-        next(streams[0]), next(streams[0])
-        with monkeypatch.context() as patch:
-            patch.setattr(FeatureCache, "cancel", lambda cache: (cancel(cache), interrupt()))
-            with pytest.raises(Interrupt):
-                streams[0].close()
-        after = loader.attach(minibatches(9, 1), ids_of)
-        check(source, *next(after))
-        streams.clear()  # the first one ends again
-        for minibatch, features in after:
-            check(source, minibatch, features)
-    said = [r.getMessage().split(" in ")[0] for r in caplog.records if "minibatches in" in r.getMessage()]
-    assert said == ["2 minibatches", "9 minibatches"]
-
-
-def test_threads_end_after_ctrl_c_interrupted_the_start_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        start_it(thread)
-        raise Interrupt
-
-    start_it, goes_on, threads = threading.Thread.start, threading.Event(), Threads(3, "three")
-    first = threads.submit(goes_on.wait)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(Interrupt):
-            threads.submit(int)
-    ending = threading.Thread(target=threads.shutdown, daemon=True)
-    ending.start()
-    time.sleep(0.02)  # the second thread ends
-    goes_on.set()
-    ending.join(5)
-    assert first.done()
-    assert not ending.is_alive()
-
-
-@pytest.mark.parametrize(("reads", "last"), [("random", 2500), ("pack", 20_000)])
-def test_a_signal_handler_may_close_an_epoch_that_reads(
-    path: Path, source: Ids, reads: str, last: int
-) -> None:
-    """It may run at any call. No minibatch comes without its rows, no error is raised, and the loader goes
-    on."""
-    left = 0  # calls until it runs
-
-    def handle(frame: Any, event: str, _argument: Any) -> None:
-        nonlocal left
-        if event != "return" and frame.f_globals["__name__"].startswith("gids."):
-            left -= 1
-            if not left:
-                stream.close()
-
-    with feature_loader(path, TABLES, memory=1 << 24, window=4, reads=reads) as loader:
-        for calls in range(1, last, last // 40):
-            stream, left, received = loader.attach(minibatches(9), ids_of), calls, 0
-            while True:
-                sys.setprofile(handle)
-                try:
-                    minibatch, features = next(stream, (None, {}))
-                finally:
-                    sys.setprofile(None)
-                if minibatch is None:
-                    break
-                check(source, minibatch, features)
-                received += 1
-            assert received == 9 or left <= 0  # it may close the epoch after the last minibatch, too
-            assert stream.closed
-        assert received > 1
-        assert len(list(loader.attach(minibatches(9), ids_of))) == 9
-
-
-def test_an_epoch_begins_after_one_that_a_signal_handler_closed_as_it_got_the_window(
-    path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
-        stream, take_window = loader.attach(minibatches(9), ids_of), EpochStream.take_window
-        with monkeypatch.context() as patch:
-            patch.setattr(EpochStream, "take_window", lambda *args: (take_window(*args), stream.close()))
-            assert next(stream, None) is None
-        ends = time.monotonic() + 5
-        monkeypatch.setattr(stream.ending, "finish", finish_until(ends, stream.ending.finish))
-        for minibatch, features in loader.attach(minibatches(9, 1), ids_of):
-            check(source, minibatch, features)
-
-
-def finish_until(ends: float, finish: Callable[[float], bool]) -> Callable[[float], bool]:
-    """`finish`, which fails after `ends`: it is not called for ever."""
-
-    def called(timeout_s: float) -> bool:
-        assert time.monotonic() < ends
-        return finish(timeout_s)
-
-    return called
 
 
 def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from emulator import EmulatedDevice
+from gids.loader.epoch_stream import EpochStream
 from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
 
 import gids
 from gids.cuda.device import Device
 from gids.io import Engine
 from gids.loader import feature_loader
-from gids.loader.epoch_stream import EpochStream
 from gids.packs import superbatch
 from gids.write import DatasetWriter, edge_list
 

@@ -114,13 +114,10 @@ def test_a_damaged_page_fails_the_minibatch_that_reads_its_rows(path: Path, stor
     try:
         with feature_loader(store, [PAPERS], memory=1 << 24, check_crc=True) as loader:
             others = np.setdiff1d(np.arange(ROWS), rows)
-            stream = loader.attach(
-                [{PAPERS: torch.from_numpy(ids)} for ids in (others[:50], rows, others[50:99])], ids_of
-            )
+            stream = loader.attach([{PAPERS: torch.from_numpy(ids)} for ids in (others[:50], rows)], ids_of)
             assert torch.equal(next(stream)[1][PAPERS], make_source()[PAPERS][others[:50]])
             with pytest.raises(StorageError, match="checksum"):
                 next(stream)
-            assert torch.equal(next(stream)[1][PAPERS], make_source()[PAPERS][others[50:99]])
     finally:
         damage(file, whole)
 

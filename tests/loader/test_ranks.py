@@ -315,7 +315,9 @@ def test_ranks_of_one_machine_share_its_memory_and_scratch(
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         for given in (None, 1 << 30):
             with gids.open(one, reads="pack", scratch_bytes=given) as source, caplog.at_level(20, "gids"):
-                with gids.FeatureLoader(source, ["paper.feat"]) as loader:
-                    assert loader._packs.scratch.limit_bytes == (given or free // 2 // int(local))
+                scratch = source.lender.scratch(source.options, source.store.table("paper.feat").shard_paths)
+                assert scratch is not None
+                assert source.memory > 0
+                assert scratch.limit_bytes == (given or free // 2 // int(local))
         assert share in caplog.text
         caplog.clear()
