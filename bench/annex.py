@@ -30,10 +30,10 @@ import gids
 import gids.io
 from gids import _core
 from gids.bench.isolation import cpu_seconds
+from gids.cache.output_dtype import row_form
 from gids.convert.synthetic import GraphSpec
 from gids.io import open_engine
 from gids.packs import Scratch, rows_of
-from gids.cache.output_dtype import row_form
 from gids.packs.annex import PIECE_BYTES, PIECES, Annex, RowUses
 from gids.store import FeatureStore, Table
 

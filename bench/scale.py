@@ -24,13 +24,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from curves import Curves, Point, Setting, measure
+from gids.packs.costs import measure_rates
 from plot import Curve, check_plotting, plot_curves
 
 from gids.bench.report import aligned, check_writable, seconds
 from gids.bench.sampling import SAMPLERS, parse_cache_size
 from gids.cli import arguments
 from gids.io.engine import direct_works
-from gids.packs.costs import measure_rates
 from gids.sizes import format_bytes, parse_bytes
 from gids.store import FeatureStore, Table
 from gids.store.part import refuse_part

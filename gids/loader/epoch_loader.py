@@ -115,6 +115,7 @@ class EpochLoader(Closing, ABC):
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self._progress = _Progress(0, 0)  # of the epoch that was begun last, or where the next one begins
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
+        self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
         self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
 
@@ -280,7 +281,11 @@ class EpochLoader(Closing, ABC):
         self._ranks.check_process_group()
         epoch = self.epoch
         progress = _Progress(epoch, 0 if self._progress.begun else self._progress.step, begun=True)
-        sampling = self._sampling_of(epoch, progress.step)
+        coming, self._next = self._next, None
+        if coming is not None and coming[0] == self._arguments_of(epoch, progress.step):
+            sampling = coming[1]
+        else:
+            sampling = self._sampling_of(epoch, progress.step)
         seeds, count = sampling.epoch.seeds, len(sampling.epoch.steps)
         if self._features is None:
             stream = EpochStream(Queue(sampling, count), Rows(), check=self.source.lender.check_use)
@@ -294,10 +299,22 @@ class EpochLoader(Closing, ABC):
                     growth=_growth(seeds, sampling.epoch.steps),
                     waiting_batches=self._at_once - 1,
                     source_bytes=self._sampler_bytes,
+                    following=partial(self._sample_next, epoch + 1),
                 )
             )
         self._progress = progress
         return stream, progress, seeds
+
+    def _sample_next(self, epoch: int) -> EpochSampling | None:
+        """The minibatches of the next epoch, before it begins; None if they may change until then."""
+        if not getattr(self.sampler, "repeatable", False):
+            return None
+        self._next = self._arguments_of(epoch, 0), self._sampling_of(epoch, 0)
+        return self._next[1]
+
+    def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
+        """What the minibatches of an epoch depend on, and a user may set."""
+        return epoch, first_step, self.sampler, self._made_with()
 
     def _check_open(self) -> None:
         if self._last_stats is not None or self.source.lender.closed:

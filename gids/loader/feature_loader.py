@@ -45,12 +45,15 @@ from gids.loader.memory import (
     memory_line,
 )
 from gids.loader.options import explain_names
+from gids.loader.packer import PackedRows, Packer, Packs
 from gids.loader.queue import Queue
 from gids.loader.row_source import Tables, chosen_tables, is_of_nodes
 from gids.loader.rows import Cache, CachedRows, EpochInput, IdsOf
+from gids.loader.rows import Rows as EpochRows
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stats import Stats, epoch_summary, no_packs
 from gids.loader.stream import EpochStream
+from gids.packs import MOST_ROWS
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 
@@ -140,7 +143,8 @@ class FeatureLoader(Closing):
             else self._on_device(expected)
         )
         self._opened.callback(self._placement.end.close)
-        self._windowed: Callable[[], CachedRows | None] = lambda: None  # the epoch that began last
+        self._windowed: Callable[[], CachedRows | PackedRows | None] = lambda: None  # the epoch that began last
+        self._packs: Packs | None = None  # once an epoch may read by them
         self._epoch_begun: tuple[float, Stats] | None = None  # for the line in the log at its end
         self._seconds = {"sample": 0.0}
         self._last_stats: dict[str, Any] | None = None  # once closed
@@ -298,24 +302,67 @@ class FeatureLoader(Closing):
         if epoch.count is not None and epoch.count < 0:
             raise ValueError(f"count={epoch.count} must be 0 or more")
         self.check_use()
-        rows = CachedRows(
+        random = CachedRows(
             epoch,
             self._placement,
             begin=partial(self._give_window, epoch.waiting_batches),
             build=self._build,
             ended=self._epoch_ended,
         )
-        queue = Queue(epoch.minibatches, epoch.count)
-        return EpochStream(queue, rows, check=self.check_use, seconds=self._seconds)
+        rows: EpochRows = random
+        minibatches: Iterable[T] = epoch.minibatches
+        if (packs := self._packs_for(epoch)) is not None:
+            minibatches, coming = packs.ahead(epoch.minibatches)
+            packer = Packer(packs, epoch, minibatches, coming)
+            rows = PackedRows(
+                random,
+                packer,
+                begun=self._set_windowed,
+                release_cache=partial(self._release_for_packs, epoch),
+            )
+        return EpochStream(Queue(minibatches, epoch.count), rows, check=self.check_use, seconds=self._seconds)
+
+    def _packs_for(self, epoch: EpochInput[Any]) -> Packs | None:
+        """What an epoch needs to read by packs; None if it reads at random.
+
+        Raises ValueError if packs are asked for and impossible.
+        """
+        options, memory = self._options, self._placement.memory_bytes
+        if options.reads == "random" or self.device.type != "cpu":
+            return None
+        wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
+        if options.reads == "pack" and wide is not None:
+            raise ValueError(f"reads='pack': '{wide.name}' has 2^32 rows or more; use reads='random'")
+        nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
+        if options.reads == "auto" and (wide is not None or nbytes <= memory or options.cache == 0):
+            return None
+        if self._packs is None:
+            scratch = self.source.lender.scratch(options, [p for t in self.tables for p in t.shard_paths])
+            if scratch is not None:
+                self._packs = Packs(self.tables, options, self.dtype, self._engine, scratch, memory)
+        return self._packs
+
+    def _release_for_packs(self, epoch: EpochInput[Any]) -> dict[str, int]:
+        """Free the cache, and those of other loaders. Returns the memory that stays taken, by purpose."""
+        self.release_cache()
+        kept = {
+            "bounce pool": self._engine.bounce_bytes,
+            "sampler": epoch.source_bytes(epoch.waiting_batches),
+            OTHERS: self.source.lender.lend(self),
+        }
+        return {name: nbytes for name, nbytes in (kept | row_orders(self.tables)).items() if nbytes}
 
     def _give_window(self, waiting_batches: int, rows: CachedRows) -> None:
         """Give the window to an epoch that begins. Another one goes on without it."""
         if (other := self._windowed()) is not None:
             other.lose_window()
-        self._windowed = weakref.ref(rows)
+        self._set_windowed(rows)
         self._placement.adapt_planned()
         self._placement.allow_waiting(waiting_batches)
         self._epoch_begun = (time.perf_counter(), self.stats()) if log.isEnabledFor(logging.INFO) else None
+
+    def _set_windowed(self, rows: CachedRows | PackedRows) -> None:
+        self._windowed = weakref.ref(rows)
 
     def _epoch_ended(self, rows: CachedRows) -> None:
         """Log what the epoch read, which had the window."""
@@ -351,17 +398,22 @@ class FeatureLoader(Closing):
         result: dict[str, Any] = {key: total(key) for key in counters}
         result["hit_ratio"] = result["hits"] / result["pages"] if result["pages"] else 0.0
         result["pages_read"] = io["reads"]
-        result["bytes_read"] = io["bytes_read"]
+        packs, swept_bytes = no_packs(), 0
+        if self._packs is not None:
+            packs, swept_bytes = self._packs.stats(), self._packs.swept_bytes
+        result["bytes_read"] = io["bytes_read"] + packs["bytes_read"] - swept_bytes
         result["requests"] = io["requests"]
         result["seconds"] = {
             "sample": self._seconds["sample"],
-            "plan": total("enter_s") + total("plan_s") + total("retire_s"),
-            "wait": total("wait_s"),
-            "gather": total("gather_s"),
+            "plan": total("enter_s") + total("plan_s") + total("retire_s") + packs["seconds"]["plan"],
+            "wait": total("wait_s") + packs["seconds"]["sweep"] + packs["seconds"]["wait"],
+            "gather": total("gather_s") + packs["seconds"]["gather"],
             "read": io["busy_s"],
         }
-        result["memory"] = {"lines": 0} | self._placement.memory()
-        result["packs"] = no_packs()
+        reading = None if self._packs is None else self._packs.reading
+        memory = self._placement.memory() if reading is None else reading.memory()
+        result["memory"] = {"lines": 0} | memory
+        result["packs"] = packs
         result["window"] = self._placement.window
         result["planned"] = self._placement.planned
         result["policy"] = self._options.policy
@@ -427,6 +479,8 @@ class FeatureLoader(Closing):
             return
         if (rows := self._windowed()) is not None:
             rows.close()
+        if self._packs is not None:
+            self._packs.close()
         self._last_stats = self.stats()
         self.source.lender.leave(self, self._last_stats)
         self._finalizer()

@@ -1,5 +1,4 @@
-"""Packer: prepares superbatches of an epoch, one after the other. PackedRows: the epoch's rows, at random or by
-packs.
+"""Packer: prepares superbatches of an epoch, one after the other. PackedRows: the epoch's rows, in both ways.
 
 A superbatch is sampled ahead into a spool, while rows are read at random or another superbatch is read. Then
 its annex is planned and written, and its minibatches are read from there. Once per superbatch, measured
@@ -28,7 +27,7 @@ from gids.errors import MemoryBudgetError
 from gids.loader.queue import without_frames
 from gids.loader.rows import CachedRows, EpochInput, Features, Ids, Rows
 from gids.loader.stats import PACK_COUNTERS, PACK_SECONDS
-from gids.packs.annex import PIECE_BYTES, PIECES, Annex, RowUses
+from gids.packs.annex import Annex, RowUses, pieces_bytes
 from gids.packs.annex import Superbatch as Planned
 from gids.packs.predict import measure_rates, predict
 from gids.packs.scratch import Scratch
@@ -60,8 +59,8 @@ _PACE = 4
 _UNKNOWN_COUNT = 4096
 """Minibatches of an epoch that does not say how many it has."""
 
-_PREPARING_SHARE = 4
-"""Preparing a superbatch takes at most a quarter of the memory, which limits its length."""
+_PREPARING_SHARE = 3
+"""Preparing a superbatch takes at most a third of the memory, which limits its length."""
 
 _SCRATCH_SHARE = 8
 """Its spool takes at most an eighth of the scratch."""
@@ -173,7 +172,7 @@ class Packs:
 
     memory_bytes: of the loader. Attributes: random_s: seconds that a minibatch waits for random reads, 0 if
     it is not known. random_below: epochs of at most so many minibatches do not consider packs. coming: what
-    is prepared of a next epoch, or None.
+    is prepared of a next epoch, or None. reading: the superbatch that is read, or None.
     """
 
     def __init__(
@@ -190,15 +189,19 @@ class Packs:
         self.annexes = [Annex(t, scratch, memory_bytes) for t in tables]
         self.workers = _core.Workers.create(options.threads or torch.get_num_threads())
         self.thread = ThreadPoolExecutor(1, "gids-packs")
-        self.counters, self.seconds = Counter(PACK_COUNTERS), dict(PACK_SECONDS)
+        self.counters: Counter[str] = Counter(PACK_COUNTERS)
+        self.seconds: dict[str, float] = dict(PACK_SECONDS)
         self.choices: list[Choice] = []
         self.random_s, self.random_below = 0.0, 0.0
+        self.swept_bytes = 0
         self.coming: Superbatch | None = None
+        self.reading: AnnexRows | None = None
 
     def preparing_bytes(self, superbatch: Superbatch) -> int:
-        """Memory to plan and to sweep it."""
-        parts = zip(self.annexes, superbatch.uses, strict=True)
-        return sum(annex.preparing_bytes(uses.native.uses, len(uses)) for annex, uses in parts)
+        """Memory to plan and to sweep it, about: one table after the other."""
+        parts = list(zip(self.annexes, superbatch.uses, strict=True))
+        plans = sum(annex.plan_bytes(uses) for annex, uses in parts)
+        return plans + max(annex.work_bytes(uses) for annex, uses in parts)
 
     def prepare(self, superbatch: Superbatch) -> bool:
         """Plan it, and write its copies if that is faster, or asked for. Returns whether it is read by packs.
@@ -223,8 +226,9 @@ class Packs:
             swept = annex.sweep(
                 planned, self.engine, workers=self.workers, checksums=crcs, cancel=superbatch.cancel
             )
-            for name in ("bytes_read", "bytes_written"):
-                self.counters[name] += int(swept[name])
+            self.swept_bytes += int(swept["bytes_read"])  # the engine counts them, too
+            self.counters["bytes_read"] += int(swept["bytes_read"])
+            self.counters["bytes_written"] += int(swept["bytes_written"])
         self.counters["superbatches"] += 1
         self.seconds["sweep"] += time.perf_counter() - planned_at
         return True
@@ -294,9 +298,12 @@ class Packs:
 
     def stats(self) -> dict[str, Any]:
         """Counters, and each superbatch's choice."""
+        counters, seconds = self.counters.copy(), dict(self.seconds)
+        if self.reading is not None:
+            self.reading.count(counters, seconds)
         return {
-            **self.counters,
-            "seconds": dict(self.seconds),
+            **counters,
+            "seconds": seconds,
             "choices": [dict(vars(choice)) for choice in self.choices],
             "scratch": [str(directory) for directory in self.scratch.directories],
         }
@@ -311,19 +318,17 @@ class AnnexRows:
     def __init__(self, packs: Packs, superbatch: Superbatch) -> None:
         self._packs, self._superbatch = packs, superbatch
         self.choice = superbatch.choice
+        packs.reading = self
         self.next, self.end = superbatch.first, superbatch.end
         most = {t.name: uses.native.longest for t, uses in zip(packs.tables, superbatch.uses, strict=True)}
         self._outputs = Outputs(
             packs.tables, packs.dtype, keep_bytes=superbatch.purposes["outputs"], rows=most
         )
-        pieces = superbatch.purposes["pieces"] // PIECE_BYTES // len(packs.tables)
         self._readers = []
         for t, annex, planned, lines in zip(
             packs.tables, packs.annexes, superbatch.planned, superbatch.lines, strict=True
         ):
-            memory = _core.RunMemory.create(
-                lines=lines, row_bytes=t.row_bytes, pieces=pieces, piece_bytes=PIECE_BYTES
-            )
+            memory = annex.new_memory(lines, len(packs.tables))
             form = self._outputs.forms[t.name]
             self._readers.append(annex.reader(planned, memory, form, workers=packs.workers))
 
@@ -339,8 +344,10 @@ class AnnexRows:
             self.next += 1
 
     def gather(self, ids: Ids) -> Features:
-        """The rows of the next minibatch, whose ids these are. Blocks. Raises StorageError, OverflowError, and
-        RuntimeError if it is not the minibatch that was spooled."""
+        """The rows of the next minibatch, whose ids these are. Blocks.
+
+        Raises StorageError, OverflowError, and RuntimeError if it is not the minibatch that was spooled.
+        """
         step, features = self.next - self._superbatch.first, {}
         for number, (t, uses) in enumerate(zip(self._packs.tables, self._superbatch.uses, strict=True)):
             count, now = uses.native.count(step), len(ids.get(t.name, ()))
@@ -368,16 +375,21 @@ class AnnexRows:
         """Bytes by purpose."""
         return {**self._superbatch.purposes, "outputs": self._outputs.pool.peak_bytes}
 
-    def close(self) -> None:
-        """Let reads finish, and free the memory and the scratch. Idempotent."""
-        packs, readers, self._readers = self._packs, self._readers, []
-        for number, reader in enumerate(readers):
+    def count(self, counters: Counter[str], seconds: dict[str, float]) -> None:
+        """Add what was read so far."""
+        for number, reader in enumerate(self._readers):
             stats = reader.stats()
-            packs.counters["bytes_read"] += stats["bytes_read"]
-            packs.counters["minibatches"] += stats["steps"] if number == 0 else 0
+            counters["bytes_read"] += stats["bytes_read"]
+            counters["minibatches"] += stats["steps"] if number == 0 else 0
             for name in ("wait", "gather"):
-                packs.seconds[name] += stats[f"{name}_s"]
-        del readers
+                seconds[name] += stats[f"{name}_s"]
+
+    def close(self) -> None:
+        """Let reads finish, and free the memory and the scratch."""
+        packs = self._packs
+        self.count(packs.counters, packs.seconds)
+        self._readers.clear()
+        packs.reading = None
         packs.release(self._superbatch)
 
 
@@ -405,9 +417,9 @@ class Packer:
         if coming is None or coming.swept is not None:
             return False
         packs, scratch = self.packs, self.packs.scratch
-        return (
-            coming.ahead.can_sample
-            and len(coming) < _core.ANNEX_MOST_STEPS
+        return coming.ahead.can_sample and (
+            not len(coming)
+            or len(coming) < _core.ANNEX_MOST_STEPS
             and packs.preparing_bytes(coming) < packs.memory_bytes // _PREPARING_SHARE
             and coming.spool.bytes_written < scratch.limit_bytes // _SCRATCH_SHARE
         )
@@ -427,10 +439,12 @@ class Packer:
         if self.coming is not None or self.packs.random_below == math.inf:
             return
         if self.ahead.can_sample:
-            self._begin(self.ahead, first, ())
-        elif isinstance(self.ahead.end, StopIteration) and self._epoch.following is not None:
-            if (following := self._epoch.following()) is not None:
-                self._begin(Ahead(following), 0, ())
+            return self._begin(self.ahead, first, ())
+        again = self.packs.counters["minibatches"] >= self.count  # there were epochs before
+        if not again or not isinstance(self.ahead.end, StopIteration) or self._epoch.following is None:
+            return
+        if (following := self._epoch.following()) is not None:
+            self._begin(Ahead(following), 0, ())
 
     def _begin(self, ahead: Ahead[Any], first: int, entered: Sequence[Ids]) -> None:
         packs = self.packs
@@ -476,8 +490,7 @@ class Packer:
             self._fail(error)
 
     def came(self, t: int, ids: Ids) -> None:
-        """Minibatch t came to be read at random. If the spool did not have it, it is in the superbatch all the
-        same."""
+        """Minibatch t came to be read at random. It is in the superbatch, also if the spool did not have it."""
         coming = self.coming
         if coming is None or coming.swept is not None or coming.ahead is not self.ahead or t < coming.end:
             return
@@ -491,13 +504,15 @@ class Packer:
         for uses, of_table in zip(coming.uses, rows, strict=True):
             uses.append(of_table)
 
-    def prepare(self, other_bytes: Mapping[str, int]) -> None:
-        """Begin to prepare the superbatch that was sampled, in a thread. other_bytes: memory for anything but
-        lines, pieces and outputs."""
+    def prepare(self, kept_bytes: Mapping[str, int]) -> None:
+        """Begin to prepare the superbatch that was sampled, in a thread. kept_bytes: memory that stays taken,
+        by purpose."""
         coming, packs = self.coming, self.packs
         assert coming is not None
+        if coming.ahead.can_sample or self._epoch.following is not None:
+            kept_bytes = {**kept_bytes, "next superbatch": packs.preparing_bytes(coming)}
         try:
-            coming.lines, coming.purposes = _divide(packs, coming, other_bytes)
+            coming.lines, coming.purposes = _divide(packs, coming, kept_bytes)
         except MemoryBudgetError as error:
             return self._fail(error)
         coming.swept = packs.thread.submit(packs.prepare, coming)
@@ -505,8 +520,8 @@ class Packer:
     def finish(self) -> AnnexRows | None:
         """Wait until the superbatch is prepared, and begin to read it. None: it is read at random."""
         coming, packs = self.coming, self.packs
-        assert coming is not None and coming.swept is not None
-        packs.choices.append(coming.choice)
+        assert coming is not None
+        assert coming.swept is not None
         try:
             by_packs = coming.swept.result()
         except (OSError, MemoryError) as error:
@@ -517,6 +532,7 @@ class Packer:
             packs.random_below = max(packs.random_below, self.count)
             packs.release(coming)
             return None
+        packs.choices.append(coming.choice)
         return AnnexRows(packs, coming)
 
     def _fail(self, error: object) -> None:
@@ -525,10 +541,12 @@ class Packer:
         self.stop()
 
     def stop(self) -> None:
-        """Drop what is being prepared of this epoch. Its minibatches still come."""
+        """Drop what is being prepared. Minibatches of this epoch still come."""
         coming, self.coming = self.coming, None
         if coming is not None:
             self.packs.release(coming)
+            if coming.ahead is not self.ahead:
+                coming.ahead.close()
 
     def close(self) -> None:
         """End this epoch, and keep what is prepared of the next one. Idempotent."""
@@ -540,7 +558,7 @@ class Packer:
 
 
 def _divide(
-    packs: Packs, superbatch: Superbatch, other_bytes: Mapping[str, int]
+    packs: Packs, superbatch: Superbatch, kept_bytes: Mapping[str, int]
 ) -> tuple[list[int], dict[str, int]]:
     """(lines by table, bytes by purpose) to read a superbatch. Raises MemoryBudgetError."""
     tables, uses = packs.tables, [u.native for u in superbatch.uses]
@@ -549,13 +567,12 @@ def _divide(
     output_bytes = sum(
         align_up(n * forms[t.name].out_row_bytes, 4096) for t, n in zip(tables, longest, strict=True)
     )
-    pieces = max(2, min(PIECES, packs.memory_bytes // 16 // PIECE_BYTES // len(tables)))
     purposes = {
-        **other_bytes,
+        **kept_bytes,
         "outputs": 2 * output_bytes,  # one of them is the consumer's
         "window": 3 * superbatch.minibatch_bytes,
         "requests": 12 * sum(longest),
-        "pieces": pieces * PIECE_BYTES * len(tables),
+        "pieces": pieces_bytes(packs.memory_bytes, len(tables)),
     }
     left = packs.memory_bytes - sum(purposes.values())
     if left < 0:
@@ -573,14 +590,22 @@ def _divide(
 
 
 class PackedRows(Rows):
-    """Rows of an epoch, at random or by packs. release_cache: frees the cache, and returns the bytes that stay
-    taken, by purpose."""
+    """Rows of an epoch, at random or by packs.
+
+    begun: called when this has the window. release_cache: frees the cache, and returns the bytes that stay
+    taken, by purpose.
+    """
 
     def __init__(
-        self, random: CachedRows, packer: Packer, *, release_cache: Callable[[], Mapping[str, int]]
+        self,
+        random: CachedRows,
+        packer: Packer,
+        *,
+        begun: Callable[[PackedRows], None],
+        release_cache: Callable[[], Mapping[str, int]],
     ) -> None:
-        self.random, self._packer, self._release_cache = random, packer, release_cache
-        random.on_lost = self._drop
+        self.random, self._packer, self._begun = random, packer, begun
+        self._release_cache = release_cache
         self.annex: AnnexRows | None = None  # that is read
         self._waits: list[float] = []  # of minibatches at random, until it is decided
         self._entered: deque[Ids] = deque()  # of minibatches that are read at random
@@ -597,9 +622,11 @@ class PackedRows(Rows):
 
     def begin(self) -> None:
         self.random.begin()
+        self._begun(self)
         packer, packs = self._packer, self._packer.packs
-        long = packs.random_s * packer.count >= LEAST_WAIT_S and packer.count > packs.random_below
-        if packer.coming is None and (long or packs.options.reads == "pack") and packs.random_below < math.inf:
+        long = packs.random_s * packer.count >= LEAST_WAIT_S
+        asked = packs.options.reads == "pack"
+        if packer.coming is None and (long or asked) and packer.count > packs.random_below:
             packer.begin(0)
         if packer.coming is not None:
             self._read_by_packs(0)
@@ -632,6 +659,10 @@ class PackedRows(Rows):
             features = annex.gather(self.ids(minibatch))
             choice, self.random.gathered = annex.choice, t + 1
         seconds = time.perf_counter() - begun
+        if annex is None:
+            if not choice.minibatches:
+                packer.packs.choices.append(choice)
+            choice.minibatches += 1
         choice.returned += 1
         choice.actual_s += seconds
         if annex is None:
@@ -665,7 +696,7 @@ class PackedRows(Rows):
         if packer.coming is not None and packer.coming.swept is None:
             self.random.leave()
             self._kept_bytes = self._release_cache()
-            packer.prepare(self._other_bytes())
+            packer.prepare(self._kept_bytes)
         if packer.coming is None:
             return
         with stage("plan"):
@@ -677,26 +708,25 @@ class PackedRows(Rows):
             self.annex.skip_to(t)
             packer.begin_next(self.annex.end)
 
-    def _other_bytes(self) -> Mapping[str, int]:
-        """Memory beside the reading of a superbatch: what stays taken, and the preparing of the next one."""
-        coming, packs = self._packer.coming, self._packer.packs
-        assert coming is not None
-        return {**self._kept_bytes, "next superbatch": packs.preparing_bytes(coming)}
-
     def _go_on(self, annex: AnnexRows) -> None:
         """After a minibatch by packs: sample ahead, prepare, and go over to the next superbatch."""
         packer = self._packer
         packer.sample(_PACE)
         if packer.sampled:
-            packer.prepare(self._other_bytes())
+            packer.prepare(self._kept_bytes)
         if annex.next < annex.end:
             return
         self._end_annex()
         if packer.coming is not None and packer.coming.ahead is packer.ahead:
             self._read_by_packs(annex.end)
 
-    def _drop(self) -> None:
-        """Go on at random: another epoch has begun."""
+    @property
+    def has_window(self) -> bool:
+        return self.random.has_window
+
+    def lose_window(self) -> None:
+        """Go on at random, without look-ahead: another epoch has begun."""
+        self.random.lose_window()
         self._end_annex()
         self._packer.stop()
 

@@ -30,9 +30,9 @@ class EpochInput(Generic[T]):
 
     minibatches, ids_of, bytes_of, count: as of FeatureLoader.attach(). following: returns the minibatches of
     the next epoch, which is attached with the same object then; or None. growth: size of the other
-    minibatches, relative to the first. waiting_batches: the most sampled minibatches that `minibatches` itself holds,
-    which RowLoader.waiting_batches limits after the first minibatch. source_bytes: returns other memory of
-    `minibatches`, for the number of minibatches that it holds.
+    minibatches, relative to the first. waiting_batches: the most sampled minibatches that `minibatches`
+    itself holds, which RowLoader.waiting_batches limits after the first minibatch. source_bytes: returns
+    other memory of `minibatches`, for the number of minibatches that it holds.
     """
 
     minibatches: Iterable[T]
@@ -129,8 +129,7 @@ class CachedRows(Rows):
     begin, ended: called when this gets the window, and when it closes while it has it. build: builds the
     cache.
 
-    Attributes: has_window; gathered: number of minibatches so far; on_lost: called when another epoch got the
-    window.
+    Attributes: has_window; gathered: number of minibatches so far.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class CachedRows(Rows):
         self._cache: Cache | None = None  # that has steps of this epoch
         self._first_step = self.gathered = 0
         self._first = 0  # minibatch that entered that cache
-        self.on_lost: Callable[[], None] = lambda: None
 
     @property
     def window(self) -> int:
@@ -201,7 +199,6 @@ class CachedRows(Rows):
         """Go on without look-ahead: another epoch has begun."""
         self.has_window = False
         self.leave()
-        self.on_lost()
 
     def leave(self) -> None:
         """Leave the cache, and what entered: minibatches that did and are gathered all the same are read

@@ -1,4 +1,4 @@
-"""The annex of a table: scratch with copies of the rows that an offline cache misses, in the order of their use.
+"""The annex of a table: scratch with copies of the rows that an offline cache misses, in their order of use.
 
 A superbatch is planned from the rows that its minibatches use; a sweep over the table then writes the copies.
 From then on its minibatches are read in their order, from front to back. Knows rows and steps; knows nothing
@@ -29,24 +29,23 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.uint32]
 """Positions of rows on disk, as a minibatch reads them."""
 
-CHUNK_BYTES = 1 << 20
-"""The sweep reads the table in pieces of this length."""
-CHUNKS = 16
+_CHUNK_BYTES = 1 << 20
+"""The sweep reads the table in pieces of this length, or shorter ones if memory is small."""
+_CHUNKS = 8
 """Pieces that the sweep has in memory."""
-GROUP_BYTES = 256 << 10
-"""Of a write, where memory allows."""
-PIECE_BYTES = 2 << 20
-"""Runs are read in pieces of this length: a huge page."""
-PIECES = 8
+_CHUNKS_SHARE = 64
+_GROUP_BYTES = 256 << 10
+"""Of a write, where memory allows: each run of a superbatch has a buffer of this length, and some are written."""
+_BUFFERS_SHARE = 32
+_WRITERS = 8
+_PIECE_BYTES = 2 << 20
+"""Runs are read in pieces of this length, a huge page, or shorter ones if memory is small."""
+_PIECES = 8
 """Pieces in memory: what is read before it is due."""
 _READ_BYTES = 512 << 10
 _GAP_BYTES = 16 << 10
-_WRITERS = 8
-_BUFFERS = 48
-"""Write buffers beside one for each run."""
-_LEAST_GROUP_BYTES = 16 << 10
-_COPY_BYTES = 3
-"""Memory of a plan for each use: 4 bytes for each copy, and there are fewer copies than uses."""
+_COPY_BYTES = 2
+"""Memory of a plan for each use: 4 bytes for each copy, and there are about half as many."""
 _GROWTH = 16 << 20
 
 
@@ -75,7 +74,8 @@ class RowUses:
         return len(self.native)
 
     def close(self) -> None:
-        """Give the scratch back. Idempotent."""
+        """Give the scratch back. Idempotent. It cannot be used any more."""
+        vars(self).pop("native", None)  # which has a descriptor
         self._file.close()
 
 
@@ -98,7 +98,7 @@ class AnnexFile:
         try:
             self.engine = open_engine(
                 self.scratch.paths,
-                depth=2 * PIECES,
+                depth=2 * _PIECES,
                 max_read_bytes=_READ_BYTES,
                 direct=self.scratch.direct,
             )
@@ -114,18 +114,30 @@ class AnnexFile:
 
 class Annex:
     """The annex of one table: a scratch file for each superbatch that is swept or read. memory_bytes: of the
-    loader; a part of it is taken to plan and to sweep."""
+    loader; parts of it are taken to plan, to sweep and to read."""
 
     def __init__(self, table: Table, scratch: Scratch, memory_bytes: int) -> None:
         self._table, self._scratch = table, scratch
         self._free: list[AnnexFile] = []  # blocks that were written before are written faster than new ones
-        self._buffer_bytes = memory_bytes // 16
-        self._chunks = max(2, min(CHUNKS, memory_bytes // 32 // CHUNK_BYTES))
+        self._memory_bytes = memory_bytes
+        chunk_bytes = min(_CHUNK_BYTES, memory_bytes // _CHUNKS_SHARE // _CHUNKS)
+        self._chunk_bytes = max(chunk_bytes, table.page_bytes)
 
-    def preparing_bytes(self, uses: int, steps: int) -> int:
-        """Memory to plan and to sweep a superbatch of so many uses and steps, about."""
-        buffers = (steps + _BUFFERS) * self._group_bytes(steps)
-        return 4 * self._table.row_count + _COPY_BYTES * uses + self._chunks * CHUNK_BYTES + buffers
+    def plan_bytes(self, uses: RowUses) -> int:
+        """Memory of a plan until it is swept, about."""
+        return _COPY_BYTES * uses.native.uses
+
+    def work_bytes(self, uses: RowUses) -> int:
+        """Memory to plan and to sweep, beside that of the plan, about."""
+        buffers = _buffers(len(uses)) * self._group_bytes(len(uses))
+        return max(4 * self._table.row_count, _CHUNKS * self._chunk_bytes + buffers)
+
+    def new_memory(self, lines: int, tables: int) -> _core.RunMemory:
+        """To read superbatches, one at a time. tables: that are read."""
+        pieces, piece_bytes = _pieces(self._memory_bytes, tables)
+        return _core.RunMemory.create(
+            lines=lines, row_bytes=self._table.row_bytes, pieces=pieces, piece_bytes=piece_bytes
+        )
 
     def plan(
         self,
@@ -151,7 +163,7 @@ class Annex:
             first_file=first_file,
             lines=lines,
             group_bytes=self._group_bytes(len(uses)),
-            chunk_bytes=max(CHUNK_BYTES, table.page_bytes),
+            chunk_bytes=self._chunk_bytes,
         )
         return Superbatch(plan, uses)
 
@@ -171,23 +183,22 @@ class Annex:
         plan = superbatch.plan
         superbatch.file = self._free.pop() if self._free else AnnexFile(self._scratch)
         superbatch.file.scratch.reserve(plan.nbytes)
-        writer = _core.PackWriter.create(
-            superbatch.file.scratch.fds,
-            threads=_WRITERS,
-            buffers=plan.runs + _BUFFERS,
-            buffer_bytes=plan.group_bytes,
-        )
-        sweep = _core.AnnexSweep(
+        # Neither has a name: the frame of an error that is raised below would keep its descriptors.
+        result = _core.AnnexSweep(
             engine.native,
-            writer,
+            _core.PackWriter.create(
+                superbatch.file.scratch.fds,
+                threads=_WRITERS,
+                buffers=_buffers(plan.runs),
+                buffer_bytes=plan.group_bytes,
+            ),
             workers,
             plan,
             cancel=cancel,
-            chunks=self._chunks,
+            chunks=_CHUNKS,
             gap_bytes=_GAP_BYTES,
             checksums=checksums,
-        )
-        result = sweep.wait()
+        ).wait()
         code, file, offset = result["error"], result["file"], result["offset"]
         if code and result["in_table"]:
             raise read_error(code, self._table.shard_paths[file % len(self._table.shard_paths)], offset)
@@ -228,5 +239,21 @@ class Annex:
             self._free.pop().close()
 
     def _group_bytes(self, steps: int) -> int:
-        """Of a write buffer: each step has one."""
-        return max(_LEAST_GROUP_BYTES, min(GROUP_BYTES, self._buffer_bytes // (steps + _BUFFERS)))
+        return min(_GROUP_BYTES, self._memory_bytes // _BUFFERS_SHARE // _buffers(steps))
+
+
+def _buffers(runs: int) -> int:
+    """Write buffers of a sweep: each run has one, and others are written."""
+    return runs + max(4, min(48, runs // 4))
+
+
+def _pieces(memory_bytes: int, tables: int) -> tuple[int, int]:
+    """(number, bytes) of the pieces of each table."""
+    nbytes = max(1 << 16, min(_PIECE_BYTES, memory_bytes // 64 // tables))
+    return max(2, min(_PIECES, memory_bytes // 16 // tables // nbytes)), nbytes
+
+
+def pieces_bytes(memory_bytes: int, tables: int) -> int:
+    """Memory for the pieces of so many tables, about."""
+    pieces, nbytes = _pieces(memory_bytes, tables)
+    return pieces * nbytes * tables

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ BLOCK = 4096
 """Offsets and lengths of direct I/O on scratch files are multiples of this."""
 
 _STRIPE = _core.SCRATCH_STRIPE_BYTES
+_LONG_BYTES = 128 << 20
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _SHARE = 2
 """Without scratch_bytes, files take at most half of the free space, divided by the ranks of the machine."""
@@ -33,7 +35,7 @@ class ScratchFull(StorageError):
 
 
 class Scratch:
-    """Directories for scratch files, whose disks work at the same time. limit_bytes: of all files together."""
+    """Directories for scratch files, whose disks work at the same time. limit_bytes: of all files."""
 
     def __init__(self, directories: Sequence[Path], limit_bytes: int) -> None:
         self.directories, self.limit_bytes = tuple(directories), limit_bytes
@@ -135,6 +137,14 @@ class ScratchFile:
 
 
 def _close(fds: Sequence[int]) -> None:
+    """In the background if the file is long: a file system may take seconds to give gigabytes back."""
+    if sum(os.fstat(fd).st_size for fd in fds) < _LONG_BYTES:
+        _close_now(fds)
+    else:
+        threading.Thread(target=_close_now, args=(fds,), name="gids-scratch", daemon=True).start()
+
+
+def _close_now(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
 

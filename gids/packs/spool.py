@@ -74,7 +74,7 @@ class Spool:
     def __init__(self, scratch: Scratch) -> None:
         self._file = scratch.open()
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // 64), BLOCK)
-        self._fd = os.open(self._file.paths[0], os.O_RDWR | os.O_CLOEXEC)
+        self._io = open(self._file.paths[0], "r+b", buffering=0)  # without O_DIRECT
         self._lengths: deque[list[int]] = deque()  # of each minibatch: of its parts
         self._kept: list[object] = []  # what minibatches refer to: graphs of the dataset
         self.bytes_written = self.bytes_read = 0
@@ -104,9 +104,7 @@ class Spool:
 
     def close(self) -> None:
         """Give the space back. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._io.close()
         self._lengths.clear()
         self._file.close()
 
@@ -125,7 +123,7 @@ class Spool:
         left = deque(part for part in parts if len(part))
         try:
             while left:
-                done = call(self._fd, [left[i] for i in range(min(len(left), _VECTORS))], at)
+                done = call(self._io.fileno(), [left[i] for i in range(min(len(left), _VECTORS))], at)
                 if not done:
                     raise OSError(5, "the file ended")
                 at += done

@@ -206,6 +206,7 @@ class OwningCache {
     publish();
   }
 
+  bool ready(u64 step) { return cache_->wait_for(step, 0); }
   void wait(u64 step) {
     refuse_forked();
     Clock clock(wait_s_);
@@ -425,8 +426,7 @@ void bind_cache(nb::module_& m) {
            "out: the step's output. None: gather_ready() gets it.")
       .def("gather_ready", &OwningCache::gather_ready, "step"_a, nb::arg("out").noconvert() = nb::none())
       .def("wait", &OwningCache::wait, "step"_a)
-      .def("ready", [](OwningCache& c, u64 step) { return c.wait_for(step, 0); }, "step"_a,
-           "Whether wait() would return at once.")
+      .def("ready", &OwningCache::ready, "step"_a, "Whether wait() would return at once.")
       .def("gather_rest", &OwningCache::gather_rest, "step"_a)
       .def("retire", &OwningCache::retire, "step"_a)
       .def("cancel", &OwningCache::cancel)

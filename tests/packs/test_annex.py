@@ -51,7 +51,7 @@ class Planned:
     superbatch: Superbatch
 
     def sweep(self) -> None:
-        self.annex.finish(self.annex.sweep(self.superbatch, self.engine, workers=self.workers))
+        self.annex.sweep(self.superbatch, self.engine, workers=self.workers)
 
     def reader(self, memory: _core.RunMemory) -> _core.RunReader:
         return self.annex.reader(self.superbatch, memory, row_form(self.table, None), workers=self.workers)
@@ -65,26 +65,25 @@ def planned(
     *,
     lines: int,
     threads: int = 2,
-    nbytes: int = 16 << 20,
     sweep: bool = True,
 ) -> Iterator[Planned]:
     """A superbatch in the annex of a table."""
     workers = _core.Workers.create(threads)
     uses = RowUses(table, scratch)
-    annex = Annex(table, scratch, nbytes)
+    annex = Annex(table, scratch, 64 << 20)
     engine = open_engine(table.shard_paths, depth=16, max_read_bytes=1 << 17)
     try:
         for rows in steps:
             uses.append(rows)
-        superbatch = annex.plan(uses, workers=workers, lines=lines, buffer_bytes=1 << 22)
+        superbatch = annex.plan(uses, workers=workers, lines=lines)
         found = Planned(table, annex, engine, workers, superbatch)
         if sweep:
             found.sweep()
         yield found
     finally:
         engine.close()
+        annex.release(found.superbatch)
         annex.close()
-        uses.close()
 
 
 def memory_of(p: Planned, lines: int, pieces: int = 3, piece_bytes: int = 1 << 14) -> _core.RunMemory:
@@ -223,31 +222,23 @@ def test_a_value_that_becomes_infinite_is_told(tmp_path: Path, scratch: Scratch)
         assert told == [False, True, False, True]
 
 
-def test_superbatches_follow_one_another_in_the_ring(tmp_path: Path, scratch: Scratch) -> None:
+def test_scratch_is_used_again_and_bounded(tmp_path: Path, scratch: Scratch) -> None:
     table = table_of(tmp_path, 100, 4096)
-    first, nbytes = [np.arange(4, dtype=np.uint32)], 10 * 4096
-    with planned(table, first, scratch, lines=0, nbytes=nbytes) as p:
-
-        def add(count: int) -> int:
+    with planned(table, [np.arange(40, dtype=np.uint32)], scratch, lines=0) as p:
+        for count in (9, 60):
+            p.annex.release(p.superbatch)
             uses = RowUses(table, scratch)
             uses.append(np.arange(count, dtype=np.uint32))
             p.superbatch = p.annex.plan(uses, workers=p.workers, lines=0)
             p.sweep()
             play(p, [np.arange(count)], memory_of(p, 0))
-            return p.superbatch.first_byte // 4096
-
-        assert p.superbatch.first_byte == 0
-        assert add(4) == 4
-        with pytest.raises(ScratchFull, match="room for 0 of the 16384 bytes"):
-            add(4)
-        p.annex.release()
-        assert add(4) == 0
-        with pytest.raises(ScratchFull, match="room for 0 of the 4096 bytes"):
-            add(1)
-        p.annex.release()
-        assert add(3) == 4
-        with pytest.raises(ScratchFull):
-            Annex(table, scratch, 2 << 30)
+            assert scratch.free_bytes == (1 << 30) - (16 << 20) - max(40, count) * 4096
+        scratch.limit_bytes = 16 << 20
+        uses = RowUses(table, scratch)
+        with pytest.raises(ScratchFull, match="is used up"):
+            uses.append(np.arange(9, dtype=np.uint32))
+        uses.close()
+    assert scratch.free_bytes == 16 << 20
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -261,7 +252,7 @@ def test_a_page_that_cannot_be_read_ends_the_sweep(tmp_path: Path, scratch: Scra
         else:
             p.engine.inject_faults([(0, 4096, errno.EIO, 1 << 20)])
         with pytest.raises(StorageError) as caught:
-            p.annex.finish(p.annex.sweep(p.superbatch, p.engine, workers=p.workers, checksums=checksums))
+            p.annex.sweep(p.superbatch, p.engine, workers=p.workers, checksums=checksums)
         assert caught.value.errno == (errno.EBADMSG if checked else errno.EIO)
         assert caught.value.filename == str(table.shard_paths[0])
 
@@ -269,17 +260,18 @@ def test_a_page_that_cannot_be_read_ends_the_sweep(tmp_path: Path, scratch: Scra
 def test_a_sweep_and_a_plan_end_when_cancelled(tmp_path: Path, scratch: Scratch) -> None:
     table = table_of(tmp_path, 20_000, 512)
     steps = [np.arange(20_000, dtype=np.uint32)]
-    with planned(table, steps, scratch, lines=0, nbytes=64 << 20, sweep=False) as p:
-        sweep = p.annex.sweep(p.superbatch, p.engine, workers=p.workers)
-        sweep.cancel()
-        assert sweep.wait()["error"] in (0, errno.ECANCELED)
+    cancel = _core.Cancel.create()
+    cancel.cancel()
+    with planned(table, steps, scratch, lines=0, sweep=False) as p:
+        for work in (
+            lambda: p.annex.sweep(p.superbatch, p.engine, workers=p.workers, cancel=cancel),
+            lambda: p.annex.plan(p.superbatch.uses, workers=p.workers, lines=0, cancel=cancel),
+        ):
+            with pytest.raises(OSError) as caught:
+                work()
+            assert caught.value.errno == errno.ECANCELED
         with pytest.raises(RuntimeError, match="swept already"):
             p.sweep()
-        cancel = _core.Cancel()
-        cancel.cancel()
-        with pytest.raises(OSError) as caught:
-            p.annex.plan(p.superbatch.uses, workers=p.workers, lines=0, cancel=cancel)
-        assert caught.value.errno == errno.ECANCELED
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, scratch: Scratch) -> None:
@@ -304,16 +296,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, scratch: Scratch) -> None:
             reader.read(np.empty((4, 4), np.uint8))
 
 
-def test_scratch_that_was_cut_is_an_error(tmp_path: Path, scratch: Scratch) -> None:
-    table = table_of(tmp_path, 600, 512, page_bytes=512)
-    steps = [np.arange(600, dtype=np.uint32)]
-    with planned(table, steps, scratch, lines=300) as p:
-        p.superbatch.first_byte += p.annex.nbytes
-        code, file, offset, _ = p.reader(memory_of(p, 300)).read(np.empty((600, 512), np.uint8))
-        assert (code, file) == (errno.ENODATA, 0)
-        assert offset >= p.annex.nbytes
-
-
 def test_two_directories(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
@@ -321,6 +303,6 @@ def test_two_directories(tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
     table = table_of(tmp_path, 3000, 2048)
     steps = draw_steps(rng, 3000, 6, 2500)
-    with planned(table, steps, Scratch(folders, 1 << 30), lines=1000, nbytes=64 << 20) as p:
+    with planned(table, steps, Scratch(folders, 1 << 30), lines=1000) as p:
         assert p.superbatch.plan.nbytes > 2 << 20  # several stripes
         play(p, steps, memory_of(p, 1000, pieces=4, piece_bytes=3 << 20))
