@@ -166,14 +166,15 @@ class FeatureLoader(Closing):
         memory_bytes = self.source.lender.device_bytes(device, options.cache)
         return DevicePlacement(device, self._engine, self.tables, options, memory_bytes, self.dtype, expected)
 
-    def check_use(self) -> None:
-        """Raise where no minibatch can be taken: ValueError after close(), RuntimeError in a forked child and
-        while a CUDA graph is captured."""
-        self.source.lender.check_use()
-        if not self._finalizer.alive:
+    def check_open(self) -> None:
+        """Raise ValueError after close()."""
+        if self.closed:
             raise ValueError("this FeatureLoader is closed: make a new one")
-        if (device := self.cuda_device) is not None:
-            device.check_not_capturing()
+
+    @property
+    def check(self) -> Callable[[], None] | None:
+        """Raises RuntimeError while a CUDA graph is captured: no minibatch can be taken then."""
+        return None if self.cuda_device is None else self.cuda_device.check_not_capturing
 
     @property
     def cuda_device(self) -> cuda.Device | None:
@@ -297,7 +298,7 @@ class FeatureLoader(Closing):
         """attach() for an epoch of a loader that knows more of it."""
         if epoch.count is not None and epoch.count < 0:
             raise ValueError(f"count={epoch.count} must be 0 or more")
-        self.check_use()
+        self.check_open()
         rows = CachedRows(
             epoch,
             self._placement,
@@ -306,7 +307,8 @@ class FeatureLoader(Closing):
             ended=self._epoch_ended,
         )
         queue = Queue(epoch.minibatches, epoch.count)
-        return EpochStream(queue, rows, check=self.check_use, seconds=self._seconds)
+        pid, seconds = self.source.lender.pid, self._seconds
+        return EpochStream(queue, rows, pid=pid, check=self.check, seconds=seconds)
 
     def _give_window(self, waiting_batches: int, rows: CachedRows) -> None:
         """Give the window to an epoch that begins. Another one goes on without it."""
@@ -444,6 +446,7 @@ class FeatureLoader(Closing):
 
     def _build(self, sizes: Sizes) -> None:
         """Build the cache. sizes: of usual minibatches."""
+        self.check_open()
         placement = self._placement
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)
