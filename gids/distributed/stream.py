@@ -107,7 +107,8 @@ class LockstepStream(EpochStream[T]):
     """
 
     def __init__(self, rank_rows: RankRows, queue: Queue[T], steps: Steps[T], growth: float) -> None:
-        super().__init__(queue, Rows(), check=rank_rows.feature_loader.check_use)
+        loader = rank_rows.feature_loader
+        super().__init__(queue, Rows(), pid=loader.source.lender.pid, check=loader.check)
         self._rank_rows, self._group, self._loader = rank_rows, rank_rows.group, rank_rows.feature_loader
         self._steps, self._growth = steps, growth
         self._local: EpochStream[Step[T]] | None = None  # reads this rank's rows

@@ -288,7 +288,8 @@ class EpochLoader(Closing, ABC):
             sampling = self._sampling_of(epoch, progress.step)
         seeds, count = sampling.epoch.seeds, len(sampling.epoch.steps)
         if self._features is None:
-            stream = EpochStream(Queue(sampling, count), Rows(), check=self.source.lender.check_use)
+            lender = self.source.lender
+            stream = EpochStream(Queue(sampling, count), Rows(), pid=lender.pid, check=lender.check_open)
         else:
             stream = self._features.attach_epoch(
                 EpochInput(

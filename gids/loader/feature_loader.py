@@ -170,14 +170,15 @@ class FeatureLoader(Closing):
         memory_bytes = self.source.lender.device_bytes(device, options.cache)
         return DevicePlacement(device, self._engine, self.tables, options, memory_bytes, self.dtype, expected)
 
-    def check_use(self) -> None:
-        """Raise where no minibatch can be taken: ValueError after close(), RuntimeError in a forked child and
-        while a CUDA graph is captured."""
-        self.source.lender.check_use()
-        if not self._finalizer.alive:
+    def check_open(self) -> None:
+        """Raise ValueError after close()."""
+        if self.closed:
             raise ValueError("this FeatureLoader is closed: make a new one")
-        if (device := self.cuda_device) is not None:
-            device.check_not_capturing()
+
+    @property
+    def check(self) -> Callable[[], None] | None:
+        """Raises RuntimeError while a CUDA graph is captured: no minibatch can be taken then."""
+        return None if self.cuda_device is None else self.cuda_device.check_not_capturing
 
     @property
     def cuda_device(self) -> cuda.Device | None:
@@ -301,7 +302,7 @@ class FeatureLoader(Closing):
         """attach() for an epoch of a loader that knows more of it."""
         if epoch.count is not None and epoch.count < 0:
             raise ValueError(f"count={epoch.count} must be 0 or more")
-        self.check_use()
+        self.check_open()
         random = CachedRows(
             epoch,
             self._placement,
@@ -320,7 +321,9 @@ class FeatureLoader(Closing):
                 begun=self._set_windowed,
                 release_cache=partial(self._release_for_packs, epoch),
             )
-        return EpochStream(Queue(minibatches, epoch.count), rows, check=self.check_use, seconds=self._seconds)
+        queue = Queue(minibatches, epoch.count)
+        pid, seconds = self.source.lender.pid, self._seconds
+        return EpochStream(queue, rows, pid=pid, check=self.check, seconds=seconds)
 
     def _packs_for(self, epoch: EpochInput[Any]) -> Packs | None:
         """What an epoch needs to read by packs; None if it reads at random.
@@ -498,6 +501,7 @@ class FeatureLoader(Closing):
 
     def _build(self, sizes: Sizes) -> None:
         """Build the cache. sizes: of usual minibatches."""
+        self.check_open()
         placement = self._placement
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)

@@ -130,7 +130,8 @@ class Borrower(Protocol):
 class Lender:
     """memory, device_memory: bytes, or None for half of what is available when the first loader asks.
 
-    Attributes: closed; shared: the FeatureLoaders that several loaders may use, by what they load.
+    Attributes: closed; pid: of the process that opened the source; shared: the FeatureLoaders that several
+    loaders may use, by what they load.
     """
 
     def __init__(self, memory: int | None, device_memory: int | None) -> None:
@@ -140,17 +141,12 @@ class Lender:
         self.shared: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
         self._scratches: dict[Hashable, Scratch] = {}  # by the options, and the file system
         self._ended: Stats = no_rows()  # of closed loaders
-        self.closed, self._pid = False, os.getpid()
+        self.closed, self.pid = False, os.getpid()
 
-    def check_use(self) -> None:
-        """Raise ValueError once the source is closed, RuntimeError in a forked child of the process that
-        opened it."""
+    def check_open(self) -> None:
+        """Raise ValueError once the source is closed."""
         if self.closed:
             raise ValueError("this source is closed: call gids.open() again")
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "this source was opened before a fork: a forked child opens its own source, by gids.open()"
-            )
 
     def scratch(self, options: Options, shards: Sequence[Path]) -> Scratch | None:
         """Where packs of these shards' tables go; None if there is no such disk, which is logged.

@@ -185,11 +185,12 @@ class CachedRows(Rows):
             features, error = self._cache.gather(self._first_step + t)
             self._cache.retire(self._first_step + t)
         else:
+            ids = self.ids(minibatch)
+            cache = self._cache_for(minibatch, ids, first=False)
             if not self.has_window and not self._warned:
                 self._warned = True
                 log.warning(INTERRUPTED)
-            ids = self.ids(minibatch)
-            features, error = self._cache_for(minibatch, ids, first=False).read_through(ids)
+            features, error = cache.read_through(ids)
         if error is not None:
             raise error
         self.gathered = t + 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -46,8 +47,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     It closes itself with the last minibatch: nobody has to ask for one more. After close() it has no more
     minibatches; after an error, or Ctrl-C, in next(), it raises RuntimeError. One thread uses it.
 
-    rows: reads what minibatches need. check: called before each minibatch; raises where none can be taken.
-    seconds: gets what sampling takes, as "sample".
+    rows: reads what minibatches need. pid: of the process that opened the source; another one is a forked
+    child. check: called before each minibatch; raises where none can be taken. seconds: gets what sampling
+    takes, as "sample".
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         queue: Queue[T],
         rows: Rows,
         *,
-        check: Callable[[], None] = lambda: None,
+        pid: int | None = None,
+        check: Callable[[], None] | None = None,
         seconds: dict[str, float] | None = None,
     ) -> None:
         self._queue, self._rows, self._check = queue, rows, check
+        self._pid = os.getpid() if pid is None else pid
         self._seconds = {"sample": 0.0} if seconds is None else seconds
         self._state = State.NEW
         self._planned = 0  # minibatches
@@ -75,7 +79,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             if self._ended_by:
                 raise RuntimeError(self._ended_by)
             raise StopIteration
-        self._check()
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this source was opened before a fork: a forked child opens its own source, by gids.open()"
+            )
+        if self._check is not None:
+            self._check()
         try:
             if self._state is State.NEW:
                 self._rows.begin()

@@ -1,4 +1,4 @@
-"""What every loader promises, however it reads: on the host or a device, through the cache or by packs."""
+"""What every loader promises, on the host or a device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 import torch
 from emulator import EmulatedDevice
-from gids.loader.epoch_stream import EpochStream
 from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
 
 import gids
 from gids.cuda.device import Device
 from gids.io import Engine
 from gids.loader import feature_loader
-from gids.packs import superbatch
+from gids.loader.stream import EpochStream
 from gids.write import DatasetWriter, edge_list
 
 BAD_PAGE = 52
@@ -29,20 +28,18 @@ BAD_PAGE = 52
 
 
 class Way:
-    """Opens loaders that read in one way. source: of gids.open(), once a loader is open."""
+    """Opens loaders on one device. source: of gids.open(), once a loader is open."""
 
-    def __init__(self, path: Path, reads: str, device: str) -> None:
-        self.path, self.reads, self.device = path, reads, device
+    def __init__(self, path: Path, device: str) -> None:
+        self.path, self.device = path, device
 
     def open(self, tables: list[str] = TABLES, **options: Any) -> gids.FeatureLoader:
-        memory, cache = (24 << 20, None) if self.reads == "pack" else (1 << 27, 300_000)
         self.source = gids.open(
             self.path,
-            reads=self.reads,
             window=4,
             device_memory=1 << 25,
-            memory=memory,
-            tuning=gids.Tuning(cache=cache, queue_depth=8, staging=1 << 20),
+            memory=1 << 27,
+            tuning=gids.Tuning(cache=300_000, queue_depth=8, staging=1 << 20),
         )
         return gids.FeatureLoader(self.source, tables, device=self.device, **options)
 
@@ -53,17 +50,9 @@ class Way:
             count = len(batches)
         return loader.attach(batches, ids_of, count=count)
 
-    def check_way(self, loader: gids.FeatureLoader) -> None:
-        """The rows were read in this way."""
-        assert (loader.stats()["packs"]["minibatches"] > 0) == (self.reads == "pack")
 
-
-GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "packs on cuda")]
-
-
-@pytest.fixture(params=["host", "device", "packs", "packs on a device", *GPU])
+@pytest.fixture(params=["host", "device", pytest.param("cuda", marks=pytest.mark.gpu)])
 def way(request: pytest.FixtureRequest, path: Path, cuda_is: Callable[[Device], None]) -> Iterator[Way]:
-    reads = "pack" if "packs" in request.param else "random"
     device: Device | None = None
     if "cuda" in request.param:
         device = request.getfixturevalue("gpu")
@@ -71,7 +60,7 @@ def way(request: pytest.FixtureRequest, path: Path, cuda_is: Callable[[Device], 
         device = EmulatedDevice()
     if device is not None:
         cuda_is(device)
-    way = Way(path, reads, "cpu" if device is None else "cuda")
+    way = Way(path, "cpu" if device is None else "cuda")
     yield way
     way.source.close()
     if isinstance(device, EmulatedDevice):
@@ -92,7 +81,6 @@ def test_rows_are_those_of_the_source_and_belong_to_the_caller(way: Way, source:
                 for name, ids in expected.items():
                     assert torch.equal(minibatch[name], ids)
                 check(source, minibatch, features)
-        way.check_way(loader)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -100,7 +88,6 @@ def test_rows_come_in_the_dtype_asked_for(way: Way, source: Ids, dtype: torch.dt
     with way.open(dtype=dtype) as loader:
         for minibatch, features in way.attach(loader, minibatches(5)):
             check(source, minibatch, features, dtype)
-        way.check_way(loader)
 
 
 def test_no_minibatches_no_ids_and_no_tables(way: Way) -> None:
@@ -136,7 +123,7 @@ def test_ids_that_name_no_row_are_an_error_at_their_turn(
         read = loader.stats()["pages_read"]
         with pytest.raises(error, match=message):
             next(stream)
-        assert (way.reads, way.device) != ("random", "cpu") or loader.stats()["pages_read"] == read
+        assert way.device != "cpu" or loader.stats()["pages_read"] == read
         for minibatch, features in way.attach(loader, minibatches(4)):
             check(source, minibatch, features)
 
@@ -152,40 +139,36 @@ def test_an_error_of_the_source_comes_after_the_minibatches_before_it(way: Way, 
             check(source, *next(stream))
         with pytest.raises(OSError, match="sampler"):
             next(stream)
-        with pytest.raises(StopIteration):
+        with pytest.raises(RuntimeError, match="an error ended this epoch after 5 of 6 minibatches"):
             next(stream)
 
 
-def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
+def test_a_page_that_cannot_be_read_fails_the_minibatch_that_needs_it(
     way: Way, source: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [{"paper.feat": torch.arange(40 * i, 40 * i + 40)} for i in range(10)]
     offset = BAD_PAGE // 2 * 4096
-    opened: list[Engine] = []
-    for module in (feature_loader, superbatch):
-        original = module.open_engine
+    open_engine = feature_loader.open_engine
 
-        def faulty(*args: Any, original: Any = original, **options: Any) -> Engine:
-            opened.append(original(*args, **options))
-            opened[-1].inject_faults([(0, offset, errno.EIO, 1 << 30)])
-            return opened[-1]
+    def faulty(*args: Any, **options: Any) -> Engine:
+        engine = open_engine(*args, **options)
+        engine.inject_faults([(0, offset, errno.EIO, 1 << 30)])
+        return engine
 
-        monkeypatch.setattr(module, "open_engine", faulty)
+    monkeypatch.setattr(feature_loader, "open_engine", faulty)
     with way.open(["paper.feat"]) as loader:
         stream = way.attach(loader, batches)
-        for i in range(10):
-            if i == 5:
-                with pytest.raises(gids.StorageError, match="shard-00") as caught:
-                    next(stream)
-                assert (caught.value.errno, caught.value.offset) == (errno.EIO, offset)
-            else:
-                minibatch, features = next(stream)
-                assert torch.equal(minibatch["paper.feat"], batches[i]["paper.feat"])
-                check(source, minibatch, features)
-        with pytest.raises(StopIteration):
+        for i in range(5):
+            minibatch, features = next(stream)
+            assert torch.equal(minibatch["paper.feat"], batches[i]["paper.feat"])
+            check(source, minibatch, features)
+        with pytest.raises(gids.StorageError, match="shard-00") as caught:
             next(stream)
-        if way.reads == "pack":  # a sweep cannot read it either
-            assert loader.stats()["packs"]["minibatches"] == 0
+        assert (caught.value.errno, caught.value.offset) == (errno.EIO, offset)
+        with pytest.raises(RuntimeError, match="an error ended this epoch after 5 of 10 minibatches"):
+            next(stream)
+        for minibatch, features in way.attach(loader, batches[6:]):
+            check(source, minibatch, features)
 
 
 def test_a_second_stream_is_right_while_the_first_is_open(way: Way, source: Ids) -> None:

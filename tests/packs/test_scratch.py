@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import logging
 import mmap
 import os
 import signal
 import threading
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from packs_example import (
-    PAPERS,
-    assert_all_same,
-    assert_same,
-    cut_small,
-    open_loader,
     open_source,
     scratch_files,
 )
@@ -33,9 +24,8 @@ import gids.pyg
 from gids import _core
 from gids.errors import StorageError
 from gids.io import open_engine
-from gids.packs import Scratch, ScratchFull, find_scratch, memory, scratch, superbatch
+from gids.packs import Scratch, ScratchFull, find_scratch, scratch
 from gids.packs.scratch import BLOCK, ScratchFile
-from gids.sampler import Minibatch
 
 
 def test_a_directory_that_does_not_exist_or_is_a_file(path: Path, tmp_path: Path) -> None:
@@ -52,33 +42,6 @@ def test_a_directory_that_does_not_exist_or_is_a_file(path: Path, tmp_path: Path
 def test_a_directory_in_memory_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"/dev/shm is on tmpfs, which is memory: scratch= must be"):
         open_source(path, "pack", scratch="/dev/shm")
-
-
-@pytest.mark.parametrize("way", ["pack", "auto"])
-def test_a_dataset_that_cannot_be_written_is_read_at_random(
-    path: Path,
-    expected: list[Minibatch],
-    way: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def refused(directory: Path) -> None:
-        raise StorageError(errno.EROFS, "cannot make a scratch file: Read-only file system", directory)
-
-    monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 0.0)
-    monkeypatch.setattr(scratch, "_try", refused)
-    caplog.set_level(logging.INFO)
-    # Less than the tables, so that packs are considered.
-    with open_source(path, way, 2_700_000 if way == "auto" else 16 << 20) as source:
-        loader = open_loader(source, batch_size=64 if way != "auto" else 8)
-        found = [list(loader) for _ in range(2)]
-        if way != "auto":
-            assert_all_same(expected, found[0])
-        assert loader.stats()["packs"]["choices"] == []
-    [told] = [r for r in caplog.records if "no scratch files, so no packs" in r.getMessage()]
-    assert told.levelname == ("WARNING" if way == "pack" else "INFO")
-    assert "Read-only file system" in told.getMessage()
-    assert "scratch=DIRECTORY" in told.getMessage()
 
 
 def test_files_stay_within_the_limit_together(tmp_path: Path) -> None:
@@ -170,90 +133,15 @@ def test_other_reads_are_refused(path: Path, reads: Any) -> None:
         open_source(path, reads)
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("reads", ["pack", "auto"])
-@pytest.mark.parametrize("scratch_bytes", [0, 1, 4096])
-@pytest.mark.parametrize("kind", ["node", "features", "pyg"])
-def test_scratch_without_room_loses_no_minibatch(
-    path: Path,
-    expected: list[Minibatch],
-    reads: str,
-    scratch_bytes: int,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 0.0)
-    monkeypatch.setattr(
-        gids.FeatureLoader, "may_use_packs", lambda self, learned, count: not learned.random(count)
-    )
-    with open_source(path, reads, scratch_bytes=scratch_bytes) as source:
-        if kind == "features":
-            ids = [{"paper.feat": torch.arange(i, i + 100)} for i in range(20)]
-            loader = gids.FeatureLoader(source, ["paper.feat"])
-            for _ in range(2):
-                for minibatch, features in loader.attach(iter(ids), lambda ids: ids):
-                    rows = source.store.table("paper.feat").read_rows(minibatch["paper.feat"].tolist())
-                    assert torch.equal(features["paper.feat"], rows)
-                assert torch.equal(minibatch["paper.feat"], ids[-1]["paper.feat"])
-        elif kind == "pyg":
-            loader = gids.pyg.NeighborLoader(
-                source,
-                [4, 4],
-                ("paper", torch.arange(0, PAPERS, 3)),
-                batch_size=64,
-                seed=0,
-            )
-            for _ in range(2):
-                assert len(list(loader)) == len(expected)
-        else:
-            loader = open_loader(source)
-            assert_all_same(expected, loader)
-            assert len(list(loader)) == len(expected)
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1 or (scratch_bytes == 4096 and not warnings)
-    assert all(f"scratch_bytes={scratch_bytes}" in warning for warning in warnings)
-
-
-@pytest.mark.parametrize("reads", ["pack", "auto"])
-def test_minibatches_that_were_sampled_for_packs_are_forgotten_without_them(
-    path: Path, reads: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise their rows stay in memory to the end of the epoch."""
-    monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 1e-6)
-    if reads == "auto":
-        monkeypatch.setattr(Scratch, "open", no_file)
-    with open_source(path, reads, 2_700_000 if reads == "auto" else 16 << 20, scratch_bytes=1) as source:
-        loader, alive = open_loader(source, batch_size=8), []
-        for step, minibatch in enumerate(loader):
-            alive.append(weakref.ref(minibatch.features["paper.feat"]))
-            assert [i for i, rows in enumerate(alive) if rows() is not None] == [step]
-        assert len(alive) > 100
-
-
-def no_file(*_: Any, **__: Any) -> ScratchFile:
-    raise StorageError(errno.ENOENT, "cannot make a scratch file", "/gone")
+def scratch_of(source: gids.Source, table: str) -> Scratch | None:
+    """Where the packs of a table go."""
+    return source.lender.scratch(source.options, source.store.table(table).shard_paths)
 
 
 def test_loaders_of_a_source_share_the_limit(path: Path) -> None:
     with open_source(path, "pack", scratch_bytes=1 << 30) as source:
-        one, other = (gids.FeatureLoader(source, [name]) for name in ("paper.feat", "author.feat"))
-        assert one._packs.scratch is other._packs.scratch is not None
-
-
-def test_a_forked_child_keeps_no_scratch(path: Path, tmp_path: Path) -> None:
-    """A child that was forked in mid-epoch, as a worker of a DataLoader is, has the descriptors, too."""
-    with open_source(path, "pack", scratch=tmp_path) as source:
-        epoch = iter(open_loader(source))
-        next(epoch)
-        files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        unnamed = [fd for fd in files if os.path.islink(fd) and str(tmp_path) in os.readlink(fd)]
-        assert any(os.stat(fd).st_blocks for fd in unnamed)
-        copies = [os.dup(int(Path(fd).name)) for fd in unnamed]  # as the child has them
-        epoch.close()
-        assert not any(os.fstat(fd).st_blocks for fd in copies)
-        for fd in copies:
-            os.close(fd)
+        one, other = (scratch_of(source, name) for name in ("paper.feat", "author.feat"))
+        assert one is other is not None
 
 
 @pytest.fixture
@@ -356,31 +244,6 @@ def test_another_thread_may_wait_for_space_while_a_file_is_freed(
 
 
 @pytest.mark.usefixtures("long_files")
-def test_no_file_is_kept_for_a_loader_that_is_closed(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_small(monkeypatch, pack_bytes=1 << 18)
-    with open_source(path, "pack", scratch=tmp_path) as source, open_loader(source):  # of the same tables
-        with open_loader(source) as loader:
-            list(loader)
-            whole = loader.feature_loader._packs.scratch  # type: ignore[union-attr]
-            assert whole._kept is not None
-        whole.wait_for_space()
-        assert whole._kept is None
-        assert not scratch_files(tmp_path)
-
-
-def test_the_directory_stays_if_the_process_changes_its_own(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "scratch").mkdir()
-    with open_source(path, "pack", scratch="scratch") as source, open_loader(source) as loader:
-        monkeypatch.chdir("/")
-        assert len(list(loader)) == loader.stats()["packs"]["minibatches"] == 21
-
-
-@pytest.mark.usefixtures("long_files")
 def test_a_forked_child_does_not_write_to_the_file_that_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,38 +260,12 @@ def test_a_forked_child_does_not_write_to_the_file_that_is_kept(
     os.close(copy)
 
 
-@pytest.mark.usefixtures("long_files")
-def test_epochs_that_reuse_the_file_of_packs_have_the_same_rows(
-    path: Path, tmp_path: Path, epochs: list[list[Minibatch]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reused, open_file = list[bool](), Scratch.open
-
-    def noted(whole: Scratch, *arguments: Any, **options: Any) -> ScratchFile:
-        file = open_file(whole, *arguments, **options)
-        reused.append(file.nbytes > 0)
-        return file
-
-    monkeypatch.setattr(Scratch, "open", noted)
-    cut_small(monkeypatch, minibatches=9)
-    with open_source(path, "pack", scratch=tmp_path) as source:
-        loader = open_loader(source)
-        validation = open_loader(source, every=40, shuffle=False)
-        for epoch in epochs:
-            assert_all_same(loader, epoch)
-            list(validation)
-        assert sum(reused) >= 3
-        loader.close()
-        validation.close()
-        source.lender.scratch(source.options, [path]).wait_for_space()  # type: ignore[union-attr]
-        assert not scratch_files(tmp_path)
-
-
 def test_options_of_scratch_hold_for_each_loader(path: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with open_source(path, "pack", scratch=tmp_path, scratch_bytes=1 << 30) as source:
         other = source.with_options(scratch=str(tmp_path / "other"), scratch_bytes=1 << 20)
         for taken, directory, limit in ((source, tmp_path, 1 << 30), (other, tmp_path / "other", 1 << 20)):
-            space = gids.FeatureLoader(taken, ["paper.feat"])._packs.scratch
+            space = scratch_of(taken, "paper.feat")
             assert (space.directories, space.limit_bytes) == ((directory,), limit)
 
 
@@ -465,82 +302,6 @@ def aligned(data: np.ndarray) -> mmap.mmap:
     memory = mmap.mmap(-1, len(data))
     memory[:] = data.tobytes()
     return memory
-
-
-def test_packs_over_several_directories_are_those_of_random_reads(
-    path: Path, expected: list[Minibatch], several: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_small(monkeypatch, pack_bytes=1_000_000)
-    depths = depths_of(monkeypatch)
-    monkeypatch.setattr(Scratch, "disks", 3)
-    with open_source(path, "pack", memory=512 << 20, scratch=several, scratch_bytes=64 << 20) as source:
-        loader = open_loader(source)
-        epoch = iter(loader)
-        assert_same(expected[0], next(epoch))
-        for directory in several:
-            assert len(set(scratch_files(directory))) == 2  # sampled minibatches, and packs
-        assert_all_same(expected[1:], epoch)
-        packs = loader.stats()["packs"]
-        assert packs["packs"] > 4
-        assert packs["bytes_written"] > 3 << 20
-        assert packs["scratch"] == list(map(str, several))
-        assert set(depths) == {3 * memory.READS}
-    assert not any(map(scratch_files, several))
-
-
-def depths_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The requests in flight of the engines of superbatches."""
-    depths: list[int] = []
-    opened = superbatch.open_engine
-
-    def noted(*args: Any, **options: Any) -> Any:
-        depths.append(options["depth"])
-        return opened(*args, **options)
-
-    monkeypatch.setattr(superbatch, "open_engine", noted)
-    return depths
-
-
-@pytest.mark.parametrize("fails", ["reserved", "written", "read"])
-def test_a_directory_that_fails_is_named(
-    path: Path,
-    expected: list[Minibatch],
-    several: list[Path],
-    fails: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: Any,
-) -> None:
-    """Its file is replaced by one in memory that is sealed. The epoch goes on by random reads."""
-    sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
-    seals = {"reserved": fcntl.F_SEAL_GROW, "written": fcntl.F_SEAL_WRITE, "read": 0}
-    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, seals[fails])
-    opened, reserve = superbatch.open_engine, ScratchFile.reserve
-
-    def seal(file_path: str) -> None:
-        os.dup2(sealed, int(Path(file_path).name))
-
-    def opening(paths: list[Any], *args: Any, **options: Any) -> Any:
-        engine = opened(paths, *args, **options)
-        if fails == "written":
-            seal(paths[-2])
-        elif fails == "read":
-            engine.inject_faults([(len(paths) - 2, 0, errno.EIO, 1 << 30)])
-        return engine
-
-    def reserved(file: ScratchFile, nbytes: int) -> None:
-        if fails == "reserved":
-            seal(file.paths[1])
-        reserve(file, nbytes)
-
-    monkeypatch.setattr(superbatch, "open_engine", opening)
-    monkeypatch.setattr(ScratchFile, "reserve", reserved)
-    cut_small(monkeypatch, pack_bytes=1_000_000)
-    with open_source(path, "pack", scratch=several) as source:
-        for a, b in zip(expected, open_loader(source), strict=True):
-            assert_same(a, b)
-    [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert str(several[1]) in warning
-    os.close(sealed)
 
 
 def test_each_directory_takes_as_much(several: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

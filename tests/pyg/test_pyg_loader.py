@@ -154,7 +154,7 @@ def test_a_table_gets_no_name_that_minibatches_have_already(one_path: Path, tmp_
 
 
 @pytest.mark.parametrize("error", [ValueError, StopIteration])
-def test_an_epoch_goes_on_after_an_error_of_the_transform(one_path: Path, error: Any) -> None:
+def test_an_error_of_the_transform_ends_the_epoch_which_a_state_resumes(one_path: Path, error: Any) -> None:
     def transform(data: Any) -> Any:
         steps.append(loader.state_dict()["step"])
         if len(steps) == 2:
@@ -167,8 +167,11 @@ def test_an_epoch_goes_on_after_an_error_of_the_transform(one_path: Path, error:
         next(epoch)
         with pytest.raises(RuntimeError if error is StopIteration else error):
             next(epoch)
-        assert sum(1 for _ in epoch) == len(loader) - 2
-        assert steps == list(range(len(loader)))
+        with pytest.raises(RuntimeError, match="ended this epoch after"):
+            next(epoch)
+        loader.load_state_dict(loader.state_dict())
+        assert sum(1 for _ in loader) == len(loader) - 1
+        assert steps == [0, 1, *range(1, len(loader))]
 
 
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:

@@ -10,10 +10,8 @@ import pytest
 import torture_run
 from torture_data import TortureData
 
-USUAL = [39, 377, 529, 1200, *(337, 409, 697, 1285)]
-"""The first four, and some of MORE, found faults. The others are on a device: of PyG, edges and links."""
-
-MORE = [0, 13, 42, 66, 75, 128, 132, 220, 357, 360, 2174]
+USUAL, ALL = 40, 200
+"""Scenarios of a default run, and with slow tests."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +20,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, TortureData]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("number", [*USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
+@pytest.mark.parametrize(
+    "number", [*range(USUAL), *(pytest.param(n, marks=pytest.mark.slow) for n in range(USUAL, ALL))]
+)
 def test_a_run_that_is_drawn(one_thread: None, data: dict[bool, TortureData], number: int) -> None:
     if torture_run.draw(number).kind in ("DGL", "GraphBolt"):
         pytest.importorskip("gids.dgl", exc_type=ImportError)

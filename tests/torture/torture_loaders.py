@@ -37,12 +37,11 @@ class Kind:
     """s: the scenario. plain: as the reference: the same minibatches, without errors and odd objects.
 
     repeatable: the minibatches of an epoch are the same each time. resumes: the loader has state_dict().
-    goes_on: the loader returns the other minibatches after an error of the sampler. alone: ranks share
-    nothing.
+    alone: ranks share nothing.
     """
 
     repeatable = True
-    resumes = goes_on = alone = one_epoch_at_a_time = False
+    resumes = alone = one_epoch_at_a_time = False
 
     def __init__(self, s: Any, data: TortureData) -> None:
         self.s, self.data = s, data
@@ -338,7 +337,6 @@ class _Epochs:
 class Dgl(Kind):
     """foreign: a sampler class of the user's."""
 
-    goes_on = True
     repeatable = False
 
     def make(self, source: Any, *, plain: bool = False, tables: Any = None, **place: Any) -> Any:

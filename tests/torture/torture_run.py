@@ -9,11 +9,9 @@ import json
 import os
 import pickle
 import random
-import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,7 @@ from torture_scenario import Act, MiB, Scenario, draw
 
 import gids
 from gids import cuda
-from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_chooser, pack_reads, pack_switch, sampled_ahead
-from gids.packs import PackBudget
+from gids.errors import MemoryBudgetError
 
 PLAIN = {"memory": "64MB", "reads": "random", "queue_depth": 16}
 """Options of the loader whose minibatches are compared with."""
@@ -52,8 +48,7 @@ class Run:
         self.expected_of: dict[int, list[Looked]] = {}
         self.seeds: dict[int, list[int]] = {}
         """Of whole epochs, by number."""
-        self.by_packs: Any = None  # the loader that read a whole epoch by packs last
-        self.minibatches = self.from_packs = 0
+        self.minibatches = 0
 
     # --- what must come ---
 
@@ -107,8 +102,6 @@ class Run:
         with contextlib.ExitStack() as closing:
             self.source = closing.enter_context(self.open())
             loader = self.make(self.source)
-            if s.watched:
-                closing.enter_context(self.watching())
             if s.misuse == "loaders":
                 other_kind = KINDS[s.kind](replace(s, seed=s.seed + 1), self.data)
                 other = other_kind.make(self.source, **self.place)
@@ -126,28 +119,12 @@ class Run:
             self.close(loader)
 
     def act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
-        with contextlib.ExitStack() as stack:
-            if act.beside and act.resume != "other":  # which closes the source
-                stack.enter_context(_in_a_thread(lambda: self.between("whole", loader), repeat=False))
-            try:
-                return self._act(loader, act, closing)
-            except MemoryBudgetError:
-                if not act.beside:
-                    raise
-                self.close(loader)
-                self.held.clear()  # the epoch that failed may be one of them
-                return self.make(self.source)
-
-    def _act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
         epoch = loader.epoch
         if act.before:
             self.between(act.before, loader)
-        before = self.packed(loader)
-        iterator, got, errors, kept = iter(loader), list[Looked](), 0, list[Any]()
-        if self.s.hops:
-            iterator = _Hopping(iterator)
+        iterator, got, kept, error = iter(loader), list[Looked](), list[Any](), False
         length, ended = len(loader), False
-        while act.stop is None or len(got) + errors < act.stop:
+        while act.stop is None or len(got) < act.stop:
             if act.between and len(got) == act.at:
                 self.between(act.between, loader)
             try:
@@ -155,28 +132,25 @@ class Run:
             except StopIteration:
                 ended = True
                 break
-            except BaseException as error:
-                ended = self.failed(error, epoch, len(got) + errors)
-                errors += 1
-                if ended:
-                    break
-                continue
+            except BaseException as raised:
+                self.check_error(raised, len(got))
+                error = True
+                break
             got.append(self.look(batch))
             if len(kept) < self.s.holds:
                 kept.append(batch)
             del batch
             self.kind.disturb()
-        self.compare_with_errors(epoch, got, errors)
+        self.compare(epoch, got, 0)
         changed = [i for i, batch in enumerate(kept) if self.kind.look(batch) != got[i]]
         assert not changed, f"minibatches {changed} change while the consumer has them"
-        if ended or len(got) + errors == length:
-            if not errors:
-                assert len(got) == length, f"epoch {epoch} has {len(got)} of {length} minibatches"
-                self.take_seeds(epoch, got)
-                if act.stop is None and not act.between and not act.beside:
-                    self.check_way(loader, before, length)
-            elif self.kind.goes_on or len(got) > self.s.fails:
-                assert len(got) + errors == length, f"{len(got)} + {errors} of {length} minibatches"
+        if error:
+            with pytest.raises((RuntimeError, StopIteration)):
+                next(iterator)
+            return loader
+        if ended or len(got) == length:
+            assert len(got) == length, f"epoch {epoch} has {len(got)} of {length} minibatches"
+            self.take_seeds(epoch, got)
             if ended:
                 assert next(iterator, None) is None, "a minibatch comes after the end"
             return loader
@@ -205,8 +179,6 @@ class Run:
                 next(iter(loader))
             loader = self.make(self.source)
             self.kind.reset(loader, epoch + 1)
-        elif act.leave == "thread":
-            self.close_from_a_thread(iterator, got)
         del iterator
         if act.leave == "drop":
             gc.collect()
@@ -241,7 +213,6 @@ class Run:
         return self.make(self.source)
 
     def close(self, loader: Any) -> None:
-        self.from_packs += self.packed(loader)
         loader.close()
 
     def other_options(self) -> dict[str, Any]:
@@ -286,46 +257,6 @@ class Run:
         finally:
             other.close()
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """A thread of the user that logs."""
-        last: dict[str, float] = {}
-        source = self.source
-
-        def look() -> None:
-            if source is not self.source:
-                return
-            stats = source.stats()
-            if "packs" not in stats:
-                return
-            now = {name: stats[name] for name in ("pages", "hits", "pages_read", "bytes_read")}
-            now |= {f"packs {name}": stats["packs"][name] for name in ("minibatches", "bytes_read")}
-            less = {name: (last[name], n) for name, n in now.items() if n < last.get(name, 0)}
-            last.update(now)
-            assert not less, f"counters of stats() go down: {less}"
-
-        with _in_a_thread(look):
-            yield
-
-    def close_from_a_thread(self, iterator: Any, got: list[Looked]) -> None:
-        closing = threading.Thread(target=iterator.close)
-        closing.start()
-        while True:
-            try:
-                batch = next(iterator, None)
-            except (AssertionError, CancelledError) as error:
-                raise OddError(f"closed from a thread: {error!r}") from error
-            except ValueError as error:
-                if "already executing" in str(error):
-                    raise OddError(f"closed from a thread: {error!r}") from error
-                break
-            if batch is None:
-                break
-            got.append(self.look(batch))
-        closing.join(20)
-        assert not closing.is_alive(), "close() in a thread hangs"
-        iterator.close()
-
     def ends(self, iterator: Any) -> None:
         """An iterator whose loader is closed has no minibatches."""
         with contextlib.suppress(ValueError):
@@ -338,98 +269,30 @@ class Run:
             try:
                 rest += [self.look(batch) for batch in iterator]
             except Exception as error:
-                if self.failed(error, epoch, first + len(rest)):
-                    return
-            self.compare_with_errors(epoch, got + rest, 0) if not self.s.error else None
+                self.check_error(error, first + len(rest))
+            self.compare(epoch, got + rest, 0)
 
     # --- errors ---
 
-    def failed(self, error: BaseException, epoch: int, step: int) -> bool:
-        """Whether the epoch ends with this error, which the scenario expects. Raises any other one."""
+    def check_error(self, error: BaseException, step: int) -> None:
+        """Raise an error that is not the scenario's, or that is raised for another minibatch."""
         s = self.s
         if s.error is None or isinstance(error, AssertionError | MemoryBudgetError):
             raise error
         made = ERRORS[s.error]()
-        if isinstance(made, StorageError) and str(error).endswith(f"its source ended after {s.fails + 1}"):
-            return True  # a generator has no minibatches after its error
         if s.error == "stop":
             if not isinstance(error, RuntimeError | StopIteration):
                 raise error
-            return True
+            return
         args = error.args if s.kind != "GraphBolt" else made.args  # torch changes those of a pipe
         if type(error) is not type(made) or args != made.args:
             raise OddError(f"{error!r} in place of {made!r}") from error
         assert step == s.fails, f"the error of minibatch {s.fails} is raised for minibatch {step}"
-        return not (self.kind.goes_on or isinstance(error, StorageError))
 
-    def compare_with_errors(self, epoch: int, got: list[Looked], errors: int) -> None:
-        if not errors:
-            self.compare(epoch, got, 0)
-        elif self.kind.repeatable:
-            self.compare(epoch, got[: self.s.fails], 0)
-            self.compare(epoch, got[self.s.fails :], self.s.fails + 1)
-
-    # --- seeds and ways ---
+    # --- seeds ---
 
     def take_seeds(self, epoch: int, got: list[Looked]) -> None:
         self.seeds[epoch] = [seed for seeds, _ in got for seed in seeds]
-
-    def packed(self, loader: Any) -> int:
-        packs = loader.stats().get("packs")
-        return 0 if packs is None else packs["minibatches"]
-
-    def check_way(self, loader: Any, before: int, length: int) -> None:
-        """A loader reads all of its whole epochs alike."""
-        s = self.s
-        if s.world > 1 or s.odd or s.error or s.kind == "GraphBolt" or self.held:
-            return
-        by_packs = self.packed(loader) - before == length
-        if self.by_packs is loader and not by_packs:
-            raise AssertionError("an epoch is read at random although one before was read by packs")
-        self.by_packs = loader if by_packs else None
-
-
-class _Hopping:
-    """An iterator of which each item is asked for in another thread."""
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator, self._threads, self.close = iterator, ThreadPoolExecutor(3), iterator.close
-
-    def __iter__(self) -> _Hopping:
-        return self
-
-    def __next__(self) -> Any:
-        asked = [self._threads.submit(lambda: None) for _ in range(random.randrange(3))]
-        coming = self._threads.submit(next, self._iterator, None)
-        wait(asked)
-        if (item := coming.result()) is None:
-            raise StopIteration
-        return item
-
-
-@contextlib.contextmanager
-def _in_a_thread(function: Callable[[], object], *, repeat: bool = True) -> Iterator[None]:
-    """Call a function in a thread, once or again and again. Its error is raised at the end."""
-    end, failed = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            function()
-            while repeat and not end.wait(0.001):
-                function()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join(60)
-    assert not thread.is_alive(), "a thread hangs"
-    if failed:
-        raise failed[0]
 
 
 def check_seeds(runs: list[Run]) -> None:
@@ -455,28 +318,8 @@ def check_seeds(runs: list[Run]) -> None:
 
 @contextlib.contextmanager
 def patched(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
-    """Small packs, which pay on small tables by rates that the scenario draws. gpu: a device is the GPU."""
-    share = PackBudget.share
-
-    def less(budget: PackBudget, rows: Any, *args: Any) -> Any:
-        plan = share(budget, rows, *args)
-        if plan is None or s.pack_size is None:
-            return plan
-        size = int(s.pack_size * sum(rows[t.name] * t.row_bytes for t in budget.tables)) + 65536
-        return replace(plan, purposes={**plan.purposes, "packs": min(size, plan.purposes["packs"])})
-
+    """gpu: a device is the GPU."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as closing:
-        patch.setattr(pack_chooser, "_WORTH_S", s.worth_s)
-        patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
-        patch.setattr(pack_reads, "measure_random", lambda *_, **__: s.rates.random_reads_per_s)
-        patch.setattr(PackBudget, "share", less)
-        patch.setattr(pack_switch, "EARLY", s.early)
-        # Packs are considered before a minibatch is read, after one that is read at random, or after `early`.
-        patch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
-        patch.setattr(pack_switch, "_MANY_ROWS", 1 if s.number % 3 == 0 else 1 << 30)
-        patch.setattr(pack_switch, "_SOON_S", 1e-9 if s.number % 2 else 0.5)
-        if s.superbatch is not None:
-            patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
         if s.device == "cuda" and not gpu:
             from emulator import EmulatedDevice
             from late_device import LateDevice
@@ -505,7 +348,6 @@ def torture(number: int, data: dict[bool, TortureData], *, gpu: bool = False) ->
                 run.run()
             check_seeds(runs)
         done[f"{s.kind}: minibatches"] = sum(run.minibatches for run in runs)
-        done[f"{s.kind}: minibatches by packs"] = sum(run.from_packs for run in runs)
     except BaseException as error:
         if isinstance(error, MemoryBudgetError) and s.options["memory"] <= 16 * MiB:
             return Counter({s.kind: 1, f"{s.kind}: memory is too small": 1})
@@ -527,7 +369,7 @@ def torture_on_rank(number: int, folder: Path) -> dict[str, Any]:
     except BaseException as error:
         told = "".join(traceback.format_exception(error))
         return {"error": f"{type(error).__name__}: {error}", "traceback": told}
-    return {"seeds": run.seeds, "minibatches": run.minibatches, "from packs": run.from_packs}
+    return {"seeds": run.seeds, "minibatches": run.minibatches}
 
 
 @functools.cache
@@ -543,8 +385,7 @@ def torture_ranks(number: int, data: dict[bool, TortureData], pool: RankPool) ->
     errors = [of_rank.get("error", "") for of_rank in told]
     name = f"ranks, {s.kind}, {s.share}{', cooperative' if s.cooperative else ''}"
     done = Counter({name: 1})
-    for what in ("minibatches", "from packs"):
-        done[f"{name}: {what}"] = sum(of_rank.get(what, 0) for of_rank in told)
+    done[f"{name}: minibatches"] = sum(of_rank.get("minibatches", 0) for of_rank in told)
     try:
         if s.misuse and all(error.startswith(("ValueError", "RankError")) for error in errors):
             return done + Counter({f"{name}: refused {s.misuse}": 1})

@@ -12,19 +12,14 @@ import torch
 from torture_loaders import KINDS
 from torture_samplers import ERRORS, FOREIGN, ODD, ON_DEVICE, OWN
 
-from gids.packs import DiskRates
-
 KiB, MiB = 1 << 10, 1 << 20
-
-WITH_THREADS = 10_000
-"""From this number on, users have threads, and several directories for scratch."""
 
 
 @dataclass
 class Act:
     """An epoch. before: what another loader does first. stop: minibatches until it is left, None: all. leave:
     how. resume: what takes the rest. between: what another loader does before minibatch `at`. reset: the next
-    epoch has this one's number. beside: another loader of the source runs in a thread meanwhile.
+    epoch has this one's number.
     """
 
     before: str = ""
@@ -34,13 +29,11 @@ class Act:
     between: str = ""
     at: int = 0
     reset: bool = False
-    beside: bool = False
 
 
 @dataclass
 class Scenario:
-    """scratches: directories for scratch. hops: each minibatch is asked for in another thread. watched: a
-    thread looks at stats() all the time. apart: tables are in other datasets with another order of nodes."""
+    """scratches: directories for scratch. apart: tables are in other datasets with another order of nodes."""
 
     number: int
     kind: str = "NodeLoader"
@@ -69,16 +62,9 @@ class Scenario:
     share: str = ""
     cooperative: bool = False
     scratches: int = 1
-    hops: bool = False
-    watched: bool = False
     apart: bool = False
     misuse: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    early: int = 2
-    superbatch: int | None = None
-    pack_size: float | None = None
-    worth_s: float = 0.0
-    rates: DiskRates = field(default_factory=lambda: DiskRates(4096, 1e2, 1e9, 1e9))
     acts: list[Act] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -112,11 +98,8 @@ def draw(number: int, *, ranks: bool = False) -> Scenario:
         s.world = r.choice([2, 3])
     _restrict(s, r)
     s.acts = [_draw_act(s, r) for _ in range(r.choice([2, 3, 3, 4]))]
-    if not ranks and maybe(0.08):
-        _draw_learning(s, r)
     s.apart = s.share in ("", "seeds") and s.kind != "GraphBolt" and random.Random(number).random() < 0.3
-    if number >= WITH_THREADS:
-        _draw_threads(s, r)
+    s.scratches = r.choice([1, 1, 2, 3])
     return s
 
 
@@ -151,12 +134,6 @@ def _draw_reading(s: Scenario, r: random.Random) -> None:
         "cache": 0 if r.random() < 0.05 else None,
         "policy": r.choice(["lookahead"] * 4 + ["window-pin", "lru", "random", "static"]),
     }
-    s.early = r.choice([1, 2, 4, 16])
-    s.superbatch = r.choice([None, None, 2, 3, 7, 12])
-    s.pack_size = r.choice([None, None, 2.1, 4, 9])
-    s.worth_s = r.choice([0.0, 0.0, 20.0, 60.0])
-    rates = [r.choice([1e1, 1e3, 1e5]), r.choice([1e6, 1e8, 1e10]), r.choice([1e6, 1e8, 1e10])]
-    s.rates = DiskRates(4096, *rates) if r.random() < 0.5 else DiskRates(4096, 1e1, 1e10, 1e10)
     s.holds = r.choice([0, 0, 1, 4])
     if r.random() < 0.12:
         s.device, s.late = "cuda", r.random() < 0.5
@@ -233,39 +210,12 @@ def _restrict(s: Scenario, r: random.Random) -> None:
         s.options["planned"] = None
 
 
-def _draw_learning(s: Scenario, r: random.Random) -> None:
-    """Packs pay for whole epochs, and not for short ones. Nothing in between changes that."""
-    s.foreign = s.odd = s.error = s.dtype = None
-    s.world, s.device, s.workers, s.batch_size, s.stride = 1, "cpu", 0, 8, 7
-    s.tables, s.count, s.early, s.superbatch, s.pack_size = ["paper.long"], 40, r.choice([2, 16]), None, None
-    s.options |= {
-        "reads": "auto",
-        "scratch_bytes": None,
-        "memory": 4 * MiB,
-        "cache": None,
-        "policy": "lookahead",
-    }
-    s.rates, s.worth_s = DiskRates(4096, 1e1, 1e10, 1e10), r.choice([20.0, 40.0])
-    between = [_draw_act(s, r) for _ in range(2)]
-    s.acts = [Act(), Act(before="few"), *between, Act(before=r.choice(["", "few"])), Act()]
-
-
-def _draw_threads(s: Scenario, r: random.Random) -> None:
-    s.scratches = r.choice([1, 1, 2, 3])
-    if s.share:
-        return
-    s.hops, s.watched = s.device == "cpu" and r.random() < 0.2, r.random() < 0.25
-    if s.device == "cpu" and r.random() < 0.3:
-        for act in s.acts:
-            act.beside = r.random() < 0.6
-
-
 def _draw_act(s: Scenario, r: random.Random) -> Act:
     act = Act()
     resumes = KINDS[s.kind].resumes
     if r.random() < 0.5:
         act.stop = r.choice([0, 1, 2, 3, 5, 8, 13])
-        act.leave = r.choice(["close", "drop", "keep", "loader", "thread"])
+        act.leave = r.choice(["close", "drop", "keep", "loader"])
         if resumes and act.leave in ("close", "drop"):
             act.resume = r.choice(["", "same", "new", "new", "other"])
         act.reset = r.random() < 0.3
