@@ -23,10 +23,8 @@ import torch
 from gids import _core, cuda
 from gids.cache import page_heat
 from gids.cache.budget import (
-    OTHERS,
     Sizes,
     affordable_depth,
-    available_bytes,
     longest_read_bytes,
     row_orders,
 )
@@ -44,9 +42,7 @@ from gids.loader.memory import (
     Placement,
     Rows,
     check_minibatch_rows,
-    few_lines,
     larger,
-    memory_line,
 )
 from gids.loader.options import explain_names
 from gids.loader.pack_reads import PackReads
@@ -56,7 +52,6 @@ from gids.loader.row_source import EpochInput, Tables, chosen_tables, is_of_node
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stats import Stats, added, between, epoch_summary
 from gids.packs import MOST_ROWS, OnDevice
-from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
@@ -597,9 +592,7 @@ class FeatureLoader(Closing):
             if self._packs.machine is not None:  # another stream's: packs have the memory of the cache
                 self._placement.check_beside_packs(ids, self._packs.machine.output_rows)
                 return cast(Cache, self._packs)
-            return self._placement.cache_for(
-                epoch, ids, epoch.bytes_of(minibatch), first=first, build=self._build
-            )
+            return self._placement.cache_for(epoch, ids, epoch.bytes_of(minibatch), build=self._build)
 
     def may_use_packs(self, learned: Learned, count: int | None) -> bool:
         """Whether an epoch of so many minibatches that begins now considers packs. Raises ValueError if they
@@ -644,21 +637,7 @@ class FeatureLoader(Closing):
         kept_bytes = self.source.lender.lend(self)
         if placement.on_host:
             placement.leave_to_others(kept_bytes + self._packs.next_bytes)
-        first = placement.plan is None
         placement.build(sizes, heats)
-        if first and (line := few_lines(placement, sizes)):
-            log.warning(line)
-        assert placement.plan is not None
-        wanted, available = sum(placement.plan.purposes.values()), available_bytes()
-        wanted -= placement.plan.purposes.get(OTHERS, 0)
-        if first and placement.on_host and wanted > available:
-            log.warning(
-                "the loader is going to use %s of memory, and %s are available: give a smaller memory=",
-                format_bytes(wanted),
-                format_bytes(available),
-            )
-        if log.isEnabledFor(logging.INFO):
-            log.info(memory_line(placement, sizes))
 
     def take_turn(self, learned: Learned) -> None:
         """From now on count for the streams with this `learned`."""

@@ -1,4 +1,4 @@
-"""HostBudget and DeviceBudget: how memory is shared out."""
+"""HostBudget and DeviceBudget: how memory is divided."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gids.cache import budget
-from gids.cache.budget import GROWTHS, MemoryPlan, Sizes
+from gids.cache.budget import GROWTH, MemoryPlan, Sizes
 from gids.cache.device import DeviceBudget, check_device_memory
 from gids.errors import MemoryBudgetError
 
@@ -111,24 +111,29 @@ def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:
     assert lines[-1].sizes.window_batches == 16
 
 
-def test_outputs_are_given_late_before_the_lines_get_too_few() -> None:
-    """Three outputs of 400 kB, or two."""
-    large: dict[str, Any] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096}
-    roomy, scarce, starved = (share(memory_bytes=n, **large) for n in (4_000_000, 1_700_000, 1_400_000))
-    assert [plan.sizes.late_outputs for plan in (roomy, scarce, starved)] == [False, False, True]
-    assert roomy.purposes["outputs"] > scarce.purposes["outputs"] > starved.purposes["outputs"]
-    assert starved.purposes["lines"] > 100_000
+@both_budgets
+def test_where_memory_is_short_fewer_are_planned_before_room_for_larger_ones_goes(on: str) -> None:
+    """Minibatches of 400 rows of 1 KiB; of 500, if a quarter larger."""
+    large: dict[str, Any] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096, "on": on}
+    with pytest.raises(MemoryBudgetError) as caught:
+        share(memory_bytes=100_000, **large)
+    least = int(re.findall(r"= (\d+) bytes", str(caught.value))[0])
+    plans = [share(memory_bytes=n, **large) for n in range(least, 4 * least, 50_000)]
+    ways = [(plan.sizes.rows["paper.feat"], plan.sizes.planned_batches) for plan in plans]
+    assert list(dict.fromkeys(ways)) == [(400, 1), (500, 1), (500, 2)]
+    for plan in plans:
+        if plan.sizes.planned_batches == 2:
+            assert plan.line_bytes >= plan.purposes["outputs"]
 
 
 def test_a_fixed_number_of_planned_minibatches_stays() -> None:
     large: dict[str, Any] = {"rows": {"paper.feat": 400}, "planned_batches": 4, "most_planned_batches": 4}
-    for least in (1, 4):
-        plans = [share(memory_bytes=n, least_planned_batches=least, **large) for n in (1_400_000, 8 << 20)]
-        assert [p.sizes.planned_batches for p in plans] == [4, 4]
-    less: dict[str, Any] = {"memory_bytes": 920_000, "minibatch_bytes": 10_000, **large}
-    assert share(least_planned_batches=1, **less).sizes.planned_batches == 1
+    for memory_bytes, planned in ((8 << 20, 4), (2_200_000, 1)):
+        assert share(memory_bytes=memory_bytes, **large).sizes.planned_batches == planned
+    fixed = large | {"least_planned_batches": 4}
+    assert share(memory_bytes=2_200_000, **fixed).sizes.planned_batches == 4
     with pytest.raises(MemoryBudgetError):
-        share(least_planned_batches=4, **less)
+        share(memory_bytes=1_400_000, **fixed)
 
 
 @both_budgets
@@ -167,7 +172,7 @@ def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str,
         least_planned_batches=int(rng.integers(1, planned + 1)),
         waiting_batches=int(rng.integers(0, 4)),
         source_bytes=lambda waiting: 10_000 * (1 + waiting),
-        growths=GROWTHS if rng.random() < 0.7 else (1.0,),
+        growth=GROWTH if rng.random() < 0.7 else 1.0,
     )
     of_rows = {t.name: t.row_bytes for t in tables}
     pages = sum(sizes.rows[t.name] * t.page_bytes for t in tables)
@@ -181,7 +186,7 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
     tables, sizes, of_rows, bounce = random_case(rng)
     cache_bytes = None if rng.random() < 0.7 else int(10 ** rng.uniform(3, 9))
     smallest = replace(
-        sizes.grown(sizes.growths[-1]),
+        sizes,
         window_batches=0,
         waiting_batches=0,
         planned_batches=sizes.least_planned_batches,
@@ -189,9 +194,9 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
     host = budget.HostBudget(
         tables=tables, output_row_bytes=of_rows, bounce_bytes=bounce, memory_bytes=0, cache_bytes=cache_bytes
     )
-    least = min(sum(host.needed(replace(smallest, late_outputs=late)).values()) for late in (False, True))
+    least = sum(host.needed(smallest).values())
     before = 0
-    by_mode: dict[tuple[bool, int, int], int] = {}
+    by_mode: dict[tuple[int, int], int] = {}
     for memory_bytes in sorted({least - 1, least, *(int(least * 1.05**n) for n in range(1, 120))}):
         given = replace(host, memory_bytes=memory_bytes)
         if memory_bytes < least:
@@ -215,7 +220,7 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
         if not plan.capped and len(tables) == 1:
             assert working >= before - slack
             before = working
-        mode = (held.late_outputs, held.planned_batches, held.rows["t0"])
+        mode = (held.planned_batches, held.rows["t0"])
         ahead = plan.purposes["lines"] + plan.purposes["window"]
         assert ahead >= by_mode.get(mode, 0) - slack - plan.purposes["requests"] // 10 or plan.capped
         by_mode[mode] = ahead

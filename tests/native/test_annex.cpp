@@ -107,7 +107,7 @@ size_t play(const Source& source, PageCache& cache, const Uses& uses, const Anne
       outs[plans].resize(steps[plans].size() * g.row_bytes);
       cache.plan(plans, positions[plans], outs[plans].data());
     }
-    cache.gather_ready(t, nullptr);
+    cache.gather_ready(t);
     while (!cache.wait_for(t, 1000)) {}
     CHECK(cache.gather_rest(t, [] {}).empty());
     for (size_t i = 0; i < steps[t].size(); ++i)

@@ -105,7 +105,7 @@ def cache_of(p: Planned, lines: int, policy: str = "lookahead") -> _core.PageCac
     )
 
 
-def play(cache: _core.PageCache, p: Planned, steps: Steps, first_step: int = 0, late: bool = False) -> int:
+def play(cache: _core.PageCache, p: Planned, steps: Steps, first_step: int = 0) -> int:
     """Read every step and compare its rows. Returns the most pages of the annex that had lines at a time."""
     batch, entered, planned, most = p.superbatch, 0, 0, 0
     outs: dict[int, np.ndarray] = {}
@@ -118,9 +118,9 @@ def play(cache: _core.PageCache, p: Planned, steps: Steps, first_step: int = 0, 
                 cache.enter(first_step + entered, positions[entered])
                 entered += 1
             outs[planned] = np.empty((len(steps[planned]), p.table.row_bytes), np.uint8)
-            cache.plan(first_step + planned, positions[planned], None if late else outs[planned])
+            cache.plan(first_step + planned, positions[planned], outs[planned])
             planned += 1
-        cache.gather_ready(first_step + t, outs[t] if late else None)
+        cache.gather_ready(first_step + t)
         cache.wait(first_step + t)
         assert cache.gather_rest(first_step + t) == []
         np.testing.assert_array_equal(outs.pop(t), p.table.rows.numpy()[rows])
@@ -244,7 +244,7 @@ def test_every_row_of_every_step(
         assert plan.copies == misses_of_belady(steps, capacity)  # every range is one row
         lines = plan.lines_needed(AHEAD + 1)
         cache = cache_of(p, lines + seed)
-        most = play(cache, p, steps, late=seed == 2)
+        most = play(cache, p, steps)
         assert most <= lines
         stats = cache.stats()
         if seed < 2:
