@@ -75,9 +75,9 @@ class FeatureLoader(Closing):
             are converted while they are gathered. Default: the stored dtype; float32 for int8 with a scale.
         device: ``"cpu"`` (default) or ``"cuda"``. On CUDA the cache and the features are in device memory,
             GPU threads request the missing pages, and ids may be on that device or on the CPU.
-        minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
-            out for such minibatches. Default: a quarter more than the first minibatch reads, or less where
-            memory is short.
+        minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is divided
+            for such minibatches. Default: a quarter more than the first minibatch reads; as many where memory
+            is short.
 
     The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
@@ -306,8 +306,8 @@ class FeatureLoader(Closing):
                 "minibatches", outside the budget.
             count: number of minibatches, if known: it helps to choose how they are read.
 
-        Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
-        that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
+        Memory is divided once, at the first minibatch. A minibatch larger than it was divided for goes above
+        it, with one warning, which names minibatch_rows.
 
         One stream at a time has the window: the one that began last. A stream begins with its first
         minibatch. One that began before goes on without lookahead, until the other one ends. While a stream

@@ -148,12 +148,18 @@ class Placement(ABC):
         engine: Engine,
         tables: Sequence[Table],
         options: Options,
-        budget: Budget,
+        memory_bytes: int,
         dtype: torch.dtype | None,
         expected: Rows | None,
     ) -> None:
         self._engine, self.tables, self._options, self._dtype = engine, tables, options, dtype
-        self._budget, self.expected = budget, expected
+        self.expected = expected
+        self._budget = self._budget_of(
+            tables=tables,
+            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
+            memory_bytes=memory_bytes,
+            cache_bytes=options.cache,
+        )
         self.cache: Cache | None = None
         self.plan: MemoryPlan | None = None
         self.end = ExitStack()
@@ -166,10 +172,13 @@ class Placement(ABC):
         self._adapt_at = 0  # a step of the cache
 
     @property
+    def _most_planned(self) -> int:
+        return min(MAX_PLANNED, _core.USE_BITS - self._options.window)
+
+    @property
     def _usual_planned(self) -> int:
         """Planned minibatches that the user wants, or else the least."""
-        most = min(MAX_PLANNED, _core.USE_BITS - self._options.window)
-        return self._options.planned or min(self.least_planned, most)
+        return self._options.planned or min(self.least_planned, self._most_planned)
 
     @property
     def window(self) -> int:
@@ -181,11 +190,6 @@ class Placement(ABC):
         """The minibatches that memory was divided for."""
         assert self.plan is not None
         return self.plan.sizes
-
-    @property
-    def option(self) -> str:
-        """The argument of gids.open() that gives the budget."""
-        return self._budget.option
 
     @property
     def memory_bytes(self) -> int:
@@ -217,7 +221,7 @@ class Placement(ABC):
         if self.on_host:  # on a device the cache copies the ids
             minibatch_bytes = max(minibatch_bytes, 8 * sum(rows.values()))
         if self.cache is None:
-            first = self._first or self._sizes(rows, ids, minibatch_bytes).grown(epoch.growth)
+            first = self._first or self._first_sizes(epoch, rows, ids, minibatch_bytes)
             now = replace(first, waiting_batches=self.waiting, source_bytes=epoch.source_bytes)
             build(expected_sizes(now, self.expected))
             self._first = first  # not before: a minibatch that does not fit does not count
@@ -226,18 +230,19 @@ class Placement(ABC):
         assert self.cache is not None
         return self.cache
 
-    def _sizes(self, rows: Rows, ids: Ids, minibatch_bytes: int) -> Sizes:
-        """Of a minibatch, with the window and the planned minibatches that the user wants."""
-        options = self._options
-        return Sizes(
+    def _first_sizes(self, epoch: EpochInput[Any], rows: Rows, ids: Ids, minibatch_bytes: int) -> Sizes:
+        """Of usual minibatches, given the first one."""
+        planned = self._options.planned
+        sizes = Sizes(
             rows=rows,
             page_bytes=page_bytes_read(ids, self.tables),
             minibatch_bytes=minibatch_bytes,
-            window_batches=options.window,
+            window_batches=self._options.window,
             planned_batches=self._usual_planned,
-            most_planned_batches=options.planned or min(MAX_PLANNED, _core.USE_BITS - options.window),
-            least_planned_batches=options.planned or 1,
+            most_planned_batches=planned or self._most_planned,
+            least_planned_batches=planned or 1,
         )
+        return sizes.grown(epoch.growth)
 
     def _warn_if_above(self, rows: Rows, minibatch_bytes: int) -> None:
         """Warn, once, of a minibatch that needs more memory than there is beside the lines."""
@@ -259,7 +264,7 @@ class Placement(ABC):
                 "than %s=%d. Give minibatch_rows=%s, or what is the most that a minibatch reads",
                 f"{sum(rows.values()):,}",
                 format_bytes(above),
-                self.option,
+                self._budget.option,
                 self.memory_bytes,
                 next(iter(read.values()), 0) if len(rows) == 1 else read,
             )
@@ -278,7 +283,12 @@ class Placement(ABC):
         self.waiting = plan.sizes.waiting_batches
         if first:
             self._warn_of_little(sizes)
-        log.info("memory of %s: %s", format_bytes(self.memory_bytes), _listed(plan, self.tables))
+        log.info(
+            "memory of %s: %s, with a window of %d minibatches",
+            format_bytes(self.memory_bytes),
+            ", ".join(f"{name} {format_bytes(n)}" for name, n in plan.purposes.items() if n),
+            plan.sizes.window_batches,
+        )
 
     def _warn_of_little(self, wanted: Sizes) -> None:
         """Warn of lines for less than half of a minibatch's pages, unless cache= does not allow more; and of
@@ -290,11 +300,11 @@ class Placement(ABC):
             log.warning(
                 "%s=%d leaves %s for the cache, and a minibatch reads pages of %s: most pages are read again "
                 "for each minibatch. Give %s=%s or more, or use smaller minibatches",
-                self.option,
+                self._budget.option,
                 self.memory_bytes,
                 format_bytes(plan.line_bytes),
                 format_bytes(wanted.page_bytes),
-                self.option,
+                self._budget.option,
                 advised,
             )
         own, available = sum(plan.purposes.values()) - plan.purposes.get(OTHERS, 0), available_bytes()
@@ -346,13 +356,6 @@ class Placement(ABC):
             for before in [self._counted.get(name, {})]
         }
 
-    @abstractmethod
-    def memory(self) -> dict[str, int]:
-        """Bytes by purpose."""
-
-    @abstractmethod
-    def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache: ...
-
     # --- for packs only ---
 
     def check_beside_packs(self, ids: Ids, room: Rows) -> None:
@@ -370,7 +373,7 @@ class Placement(ABC):
     def lines_for(self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
         """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
         rows = rows_read(ids, [t.name for t in self.tables])
-        sizes = self._sizes(rows, ids, max(minibatch_bytes, 8 * sum(rows.values()))).grown(epoch.growth)
+        sizes = self._first_sizes(epoch, rows, ids, max(minibatch_bytes, 8 * sum(rows.values())))
         sizes = replace(sizes, waiting_batches=self.waiting, source_bytes=epoch.source_bytes)
         try:
             plan = self._budget.share(expected_sizes(sizes, self.expected))
@@ -378,17 +381,16 @@ class Placement(ABC):
             return None
         return {name: count + plan.host_lines.get(name, 0) for name, count in plan.lines.items()}
 
+    @abstractmethod
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose."""
 
-def _listed(plan: MemoryPlan, tables: Sequence[Table]) -> str:
-    """How memory is divided, the largest first after the lines."""
-    purposes = {name: n for name, n in plan.purposes.items() if n}
-    lines = purposes.pop("lines", 0)
-    of_all = 100 * lines / max(1, sum(t.page_count * t.page_bytes for t in tables))
-    parts = [f"{format_bytes(lines)} for the cache ({of_all:.1f} % of the tables)"]
-    for name, n in sorted(purposes.items(), key=lambda item: -item[1]):
-        what = f"a window of {plan.sizes.window_batches} minibatches" if name == "window" else name
-        parts.append(f"{format_bytes(n)} for {what}")
-    return ", ".join(parts)
+    @abstractmethod
+    def _budget_of(self, **common: Any) -> Budget:
+        """The budget. common: fields that all budgets have."""
+
+    @abstractmethod
+    def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache: ...
 
 
 class HostPlacement(Placement):
@@ -399,25 +401,8 @@ class HostPlacement(Placement):
     keep = False
     """Whether pages of heat 255 keep their lines for good."""
 
-    _budget: HostBudget
-
-    def __init__(
-        self,
-        engine: Engine,
-        tables: Sequence[Table],
-        options: Options,
-        memory_bytes: int,
-        dtype: torch.dtype | None,
-        expected: Rows | None,
-    ) -> None:
-        budget = HostBudget(
-            tables=tables,
-            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=engine.bounce_bytes,
-            memory_bytes=memory_bytes,
-            cache_bytes=options.cache,
-        )
-        super().__init__(engine, tables, options, budget, dtype, expected)
+    def _budget_of(self, **common: Any) -> HostBudget:
+        return HostBudget(bounce_bytes=self._engine.bounce_bytes, **common)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         if self.keep:
@@ -457,7 +442,6 @@ class DevicePlacement(Placement):
 
     least_planned = 3  # one is read, one is gathered, one is with the consumer
     on_host = False
-    _budget: DeviceBudget
 
     def __init__(
         self,
@@ -470,18 +454,17 @@ class DevicePlacement(Placement):
         expected: Rows | None,
     ) -> None:
         self.device = device
-        host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
+        self._host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         own = f"cuda:{device.index}"
-        self.memories = frozenset({own, "host"} if host_cache_bytes else {own})
-        budget = DeviceBudget(
-            tables=tables,
-            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=request_queue_bytes(options, tables),
-            memory_bytes=memory_bytes,
-            cache_bytes=options.cache,
-            host_cache_bytes=host_cache_bytes,
+        self.memories = frozenset({own, "host"} if self._host_cache_bytes else {own})
+        super().__init__(engine, tables, options, memory_bytes, dtype, expected)
+
+    def _budget_of(self, **common: Any) -> DeviceBudget:
+        return DeviceBudget(
+            bounce_bytes=request_queue_bytes(self._options, self.tables),
+            host_cache_bytes=self._host_cache_bytes,
+            **common,
         )
-        super().__init__(engine, tables, options, budget, dtype, expected)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         options = self._options
