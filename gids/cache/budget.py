@@ -123,15 +123,13 @@ OTHERS = "other loaders"
 """The purpose of what other loaders of the source keep."""
 
 
-def longest_read_bytes(
-    tables: Iterable[Table], *, memory_bytes: int | None = None, queue_depth: int = 0
-) -> int:
+def longest_read_bytes(tables: Iterable[Table], *, memory_bytes: int, queue_depth: int) -> int:
     """The max_read_bytes of a cache's engine. The bounce pool is this size times the queue depth.
 
-    memory_bytes: the whole budget; a small one makes requests shorter. None: unknown.
+    memory_bytes: the whole budget; a small one makes requests shorter.
     """
     merged = _MERGED_BYTES
-    while memory_bytes is not None and merged > 512 and merged * queue_depth * _BOUNCE_SHARE > memory_bytes:
+    while merged > 512 and merged * queue_depth * _BOUNCE_SHARE > memory_bytes:
         merged //= 2
     return max([merged, *(t.page_bytes for t in tables)])
 

@@ -41,23 +41,26 @@ SIZES = Sizes(
 both_budgets = pytest.mark.parametrize("on", ["host", "device"])
 
 
-def share(
+def budget_of(
     table: Shape = Shape(),
-    sizes: Sizes = SIZES,
     *,
     on: str = "host",
     memory_bytes: int = 8 << 20,
     cache_bytes: int | None = None,
     host_cache_bytes: int = 0,
     output_row_bytes: int | None = None,
-    **changed: Any,
-) -> MemoryPlan:
+) -> budget.Budget:
     options: dict[str, Any] = {"memory_bytes": memory_bytes, "cache_bytes": cache_bytes, "bounce_bytes": 4096}
     options |= {"tables": [table], "output_row_bytes": {table.name: output_row_bytes or table.row_bytes}}
-    sizes = replace(sizes, **changed)
     if on == "host":
-        return budget.HostBudget(**options).share(sizes)
-    return DeviceBudget(**options, host_cache_bytes=host_cache_bytes).share(sizes)
+        return budget.HostBudget(**options)
+    return DeviceBudget(**options, host_cache_bytes=host_cache_bytes)
+
+
+def share(table: Shape = Shape(), sizes: Sizes = SIZES, **changed: Any) -> MemoryPlan:
+    """changed: arguments of budget_of(), and fields of the sizes."""
+    options = {name: changed.pop(name) for name in list(changed) if name in budget_of.__annotations__}
+    return budget_of(table, **options).share(replace(sizes, **changed))
 
 
 def total(plan: MemoryPlan) -> int:
@@ -152,6 +155,19 @@ def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: st
     assert total(share(on=on, memory_bytes=enough)) <= enough
     with pytest.raises(MemoryBudgetError):
         share(on=on, memory_bytes=int((0.93 if on == "host" else 0.5) * enough))
+
+
+@both_budgets
+@pytest.mark.parametrize("host_cache_bytes", [0, 50_000])
+def test_the_memory_that_is_advised_for_lines_is_enough(on: str, host_cache_bytes: int) -> None:
+    table, sizes = Shape(page_count=10_000), replace(SIZES, rows={"paper.feat": 400}, page_bytes=400 * 4096)
+    for memory_bytes in range(2_800_000, 4_000_000, 100_000):
+        given = budget_of(table, on=on, memory_bytes=memory_bytes, host_cache_bytes=host_cache_bytes)
+        plan = given.share(sizes)
+        missing = max(0, 200 * 4096 - plan.line_bytes)
+        enough = int(given.enough_for_lines(sizes, plan.purposes["lines"] + missing))
+        assert replace(given, memory_bytes=enough).share(sizes).line_bytes >= 200 * 4096
+        assert enough < 5_500_000
 
 
 def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str, int], int]:
