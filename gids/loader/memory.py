@@ -356,7 +356,7 @@ class Placement(ABC):
             for before in [self._counted.get(name, {})]
         }
 
-    # --- for packs only ---
+    # --- called by packs only: check_beside_packs, share, lines_for; and least_memory() below ---
 
     def check_beside_packs(self, ids: Ids, room: Rows) -> None:
         """Warn if a minibatch that is read beside packs has more rows than these have room for."""

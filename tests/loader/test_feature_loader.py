@@ -287,6 +287,14 @@ def test_a_minibatch_larger_than_planned_for_goes_above_the_memory_with_one_warn
     assert not warnings_of_size(caplog), "a quarter more has room"
 
 
+def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
+    with feature_loader(path, ["paper.feat"], memory=32 << 20, queue_depth=16) as loader:
+        growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
+        for _minibatch, _features in loader.attach(growing, ids_of):
+            pass
+        assert loader.stats()["memory"]["outputs"] <= 3 * (1250 * 1024 + 4096)  # two are planned
+
+
 def test_memory_is_divided_the_same_way_after_another_loader_had_it(path: Path) -> None:
     with gids.open(path, **tuned({"memory": 3 << 20, "queue_depth": 16, "window": 0})) as source:
         loader, other = (gids.FeatureLoader(source, [name]) for name in TABLES)
