@@ -164,32 +164,32 @@ class Placement(ABC):
         self.plan: MemoryPlan | None = None
         self.end = ExitStack()
         self.minibatch_bytes = self.waiting = 0
-        self.planned = self._usual_planned
-        self._first: Sizes | None = None  # of the minibatch that memory was divided for
+        most = options.planned or min(MAX_PLANNED, _core.USE_BITS - options.window)
+        self._wanted = Sizes(  # the rows follow with the first minibatch
+            rows={},
+            page_bytes=0,
+            minibatch_bytes=0,
+            window_batches=options.window,
+            planned_batches=options.planned or min(self.least_planned, most),
+            most_planned_batches=most,
+            least_planned_batches=options.planned or 1,
+        )
+        self.planned = self._wanted.planned_batches
         self._warned = False  # of a larger one
         self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
         self._adapted_to = (0, 0)  # steps and misses, when the number of planned minibatches adapted last
         self._adapt_at = 0  # a step of the cache
 
     @property
-    def _most_planned(self) -> int:
-        return min(MAX_PLANNED, _core.USE_BITS - self._options.window)
-
-    @property
-    def _usual_planned(self) -> int:
-        """Planned minibatches that the user wants, or else the least."""
-        return self._options.planned or min(self.least_planned, self._most_planned)
+    def sizes(self) -> Sizes:
+        """The minibatches that memory is divided for; without a cache, the window and the planned minibatches
+        that the user wants."""
+        return self._wanted if self.cache is None or self.plan is None else self.plan.sizes
 
     @property
     def window(self) -> int:
         """Minibatches sampled ahead: as the user wants; with a cache, as memory allows."""
-        return self._options.window if self.cache is None else self.sizes.window_batches
-
-    @property
-    def sizes(self) -> Sizes:
-        """The minibatches that memory was divided for."""
-        assert self.plan is not None
-        return self.plan.sizes
+        return self.sizes.window_batches
 
     @property
     def memory_bytes(self) -> int:
@@ -221,28 +221,18 @@ class Placement(ABC):
         if self.on_host:  # on a device the cache copies the ids
             minibatch_bytes = max(minibatch_bytes, 8 * sum(rows.values()))
         if self.cache is None:
-            first = self._first or self._first_sizes(epoch, rows, ids, minibatch_bytes)
-            now = replace(first, waiting_batches=self.waiting, source_bytes=epoch.source_bytes)
+            wanted = self._wanted
+            if not wanted.rows:
+                pages = page_bytes_read(ids, self.tables)
+                first = replace(wanted, rows=rows, page_bytes=pages, minibatch_bytes=minibatch_bytes)
+                wanted = first.grown(epoch.growth)
+            now = replace(wanted, waiting_batches=self.waiting, source_bytes=epoch.source_bytes)
             build(expected_sizes(now, self.expected))
-            self._first = first  # not before: a minibatch that does not fit does not count
+            self._wanted = wanted  # not before: a minibatch that does not fit does not count
         self._warn_if_above(rows, minibatch_bytes)
         self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
         assert self.cache is not None
         return self.cache
-
-    def _first_sizes(self, epoch: EpochInput[Any], rows: Rows, ids: Ids, minibatch_bytes: int) -> Sizes:
-        """Of usual minibatches, given the first one."""
-        planned = self._options.planned
-        sizes = Sizes(
-            rows=rows,
-            page_bytes=page_bytes_read(ids, self.tables),
-            minibatch_bytes=minibatch_bytes,
-            window_batches=self._options.window,
-            planned_batches=self._usual_planned,
-            most_planned_batches=planned or self._most_planned,
-            least_planned_batches=planned or 1,
-        )
-        return sizes.grown(epoch.growth)
 
     def _warn_if_above(self, rows: Rows, minibatch_bytes: int) -> None:
         """Warn, once, of a minibatch that needs more memory than there is beside the lines."""
@@ -321,7 +311,7 @@ class Placement(ABC):
             self._counted = self.table_stats()
             self.cache = None
             self.end.close()
-            self.planned, self.waiting, self._adapt_at = self._usual_planned, 0, 0
+            self.planned, self.waiting, self._adapt_at = self._wanted.planned_batches, 0, 0
 
     def planned_now(self) -> int:
         """Minibatches to plan ahead. On the CPU they adapt within an epoch too, by counts that repeat."""
@@ -373,8 +363,14 @@ class Placement(ABC):
     def lines_for(self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
         """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
         rows = rows_read(ids, [t.name for t in self.tables])
-        sizes = self._first_sizes(epoch, rows, ids, max(minibatch_bytes, 8 * sum(rows.values())))
-        sizes = replace(sizes, waiting_batches=self.waiting, source_bytes=epoch.source_bytes)
+        sizes = replace(
+            self._wanted,
+            rows=rows,
+            page_bytes=page_bytes_read(ids, self.tables),
+            minibatch_bytes=max(minibatch_bytes, 8 * sum(rows.values())),
+            waiting_batches=self.waiting,
+            source_bytes=epoch.source_bytes,
+        ).grown(epoch.growth)
         try:
             plan = self._budget.share(expected_sizes(sizes, self.expected))
         except MemoryBudgetError:
