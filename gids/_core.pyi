@@ -254,10 +254,6 @@ PLANNED_ROW_BYTES: int
 """Upper bound of the bytes of requests, per row of a planned minibatch."""
 PLANNING_ROW_BYTES: int
 """Bytes to plan and gather one minibatch, per row."""
-LOAD_BYTES: int
-"""Bytes of requests per page that wins a line."""
-LATE_ROWS: int
-"""Rows of pages without a line that are requested at a time, if outputs are given to gather()."""
 MAX_LINES: int
 VALUE_TYPES: dict[str, int]
 """gids::ValueType by name."""
@@ -343,9 +339,9 @@ class PageCache:
     ) -> None: ...
     def check(self, ids: Int64) -> None: ...
     def enter(self, step: int, ids: Int64) -> int: ...
-    def plan(self, step: int, ids: Int64, out: UInt8 | None = None) -> None:
-        """Plan and submit reads. Without out, which gather_ready() gets then, only of pages with a line."""
-    def gather_ready(self, step: int, out: UInt8 | None = None) -> None:
+    def plan(self, step: int, ids: Int64, out: UInt8) -> None:
+        """Plan and submit reads."""
+    def gather_ready(self, step: int) -> None:
         """Copy the rows of pages that were read. wait() and gather_rest() must follow."""
     def ready(self, step: int) -> bool:
         """Whether wait() would return at once."""

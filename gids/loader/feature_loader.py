@@ -24,7 +24,6 @@ from gids.cache.budget import (
     OTHERS,
     Sizes,
     affordable_depth,
-    available_bytes,
     longest_read_bytes,
     row_orders,
 )
@@ -40,9 +39,7 @@ from gids.loader.memory import (
     Placement,
     Rows,
     check_minibatch_rows,
-    few_lines,
     larger,
-    memory_line,
 )
 from gids.loader.options import explain_names
 from gids.loader.packer import PackedRows, Packer, Packs
@@ -54,7 +51,6 @@ from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stats import Stats, epoch_summary, no_packs
 from gids.loader.stream import EpochStream
 from gids.packs import MOST_ROWS
-from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
@@ -72,9 +68,9 @@ class FeatureLoader(Closing):
             are converted while they are gathered. Default: the stored dtype; float32 for int8 with a scale.
         device: ``"cpu"`` (default) or ``"cuda"``. On CUDA the cache and the features are in device memory,
             GPU threads request the missing pages, and ids may be on that device or on the CPU.
-        minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
-            out for such minibatches. Default: a quarter more than the first minibatch reads, or less where
-            memory is short.
+        minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is divided
+            for such minibatches. Default: a quarter more than the first minibatch reads; as many where memory
+            is short.
 
     The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
@@ -143,7 +139,8 @@ class FeatureLoader(Closing):
             else self._on_device(expected)
         )
         self._opened.callback(self._placement.end.close)
-        self._windowed: Callable[[], CachedRows | PackedRows | None] = lambda: None  # the epoch that began last
+        # Of the epoch that began last.
+        self._windowed: Callable[[], CachedRows | PackedRows | None] = lambda: None
         self._packs: Packs | None = None  # once an epoch may read by them
         self._epoch_begun: tuple[float, Stats] | None = None  # for the line in the log at its end
         self._seconds = {"sample": 0.0}
@@ -282,8 +279,8 @@ class FeatureLoader(Closing):
                 "minibatches", outside the budget.
             count: number of minibatches, if known: it helps to choose how they are read.
 
-        Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
-        that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
+        Memory is divided once, at the first minibatch. A minibatch larger than it was divided for goes above
+        it, with one warning, which names minibatch_rows.
 
         A stream begins with its first minibatch. It ends with its last minibatch, by close(), by an error, or
         when it is dropped. The one that began last has the window. One that was interrupted by it goes on
@@ -507,21 +504,7 @@ class FeatureLoader(Closing):
         kept_bytes = self.source.lender.lend(self)
         if placement.on_host:
             placement.leave_to_others(kept_bytes)
-        first = placement.plan is None
         placement.build(sizes, heats)
-        if first and (line := few_lines(placement, sizes)):
-            log.warning(line)
-        assert placement.plan is not None
-        wanted, available = sum(placement.plan.purposes.values()), available_bytes()
-        wanted -= placement.plan.purposes.get(OTHERS, 0)
-        if first and placement.on_host and wanted > available:
-            log.warning(
-                "the loader is going to use %s of memory, and %s are available: give a smaller memory=",
-                format_bytes(wanted),
-                format_bytes(available),
-            )
-        if log.isEnabledFor(logging.INFO):
-            log.info(memory_line(placement, sizes))
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:

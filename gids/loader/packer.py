@@ -419,9 +419,11 @@ class Packer:
         packs, scratch = self.packs, self.packs.scratch
         return coming.ahead.can_sample and (
             not len(coming)
-            or len(coming) < _core.ANNEX_MOST_STEPS
-            and packs.preparing_bytes(coming) < packs.memory_bytes // _PREPARING_SHARE
-            and coming.spool.bytes_written < scratch.limit_bytes // _SCRATCH_SHARE
+            or (
+                len(coming) < _core.ANNEX_MOST_STEPS
+                and packs.preparing_bytes(coming) < packs.memory_bytes // _PREPARING_SHARE
+                and coming.spool.bytes_written < scratch.limit_bytes // _SCRATCH_SHARE
+            )
         )
 
     @property
@@ -490,7 +492,7 @@ class Packer:
             self._fail(error)
 
     def came(self, t: int, ids: Ids) -> None:
-        """Minibatch t came to be read at random. It is in the superbatch, also if the spool did not have it."""
+        """Minibatch t is read at random. It is in the superbatch, also if the spool did not have it."""
         coming = self.coming
         if coming is None or coming.swept is not None or coming.ahead is not self.ahead or t < coming.end:
             return

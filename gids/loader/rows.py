@@ -117,7 +117,6 @@ class Window(Protocol):
         ids: Ids,
         minibatch_bytes: int,
         *,
-        first: bool,
         build: Callable[[Any], None],
     ) -> Cache: ...
 
@@ -166,7 +165,7 @@ class CachedRows(Rows):
     def enter(self, t: int, minibatch: Any, ids: Ids) -> None:
         if not self.has_window:
             return
-        cache = self._cache_for(minibatch, ids, first=self._cache is None)
+        cache = self._cache_for(minibatch, ids)
         if self._cache is None:
             cache.cancel()  # what an epoch left that was dropped, or ended by Ctrl-C
             self._cache, self._first_step, self._first = cache, cache.next_step - t, t
@@ -186,7 +185,7 @@ class CachedRows(Rows):
             self._cache.retire(self._first_step + t)
         else:
             ids = self.ids(minibatch)
-            cache = self._cache_for(minibatch, ids, first=False)
+            cache = self._cache_for(minibatch, ids)
             if not self.has_window and not self._warned:
                 self._warned = True
                 log.warning(INTERRUPTED)
@@ -214,8 +213,8 @@ class CachedRows(Rows):
             self.leave()
             self._ended(self)
 
-    def _cache_for(self, minibatch: Any, ids: Ids, *, first: bool) -> Cache:
+    def _cache_for(self, minibatch: Any, ids: Ids) -> Cache:
         """The cache of the loader. It is built at the first minibatch."""
         epoch = self._epoch
         nbytes = epoch.bytes_of(minibatch)
-        return self._placement.cache_for(epoch, ids, nbytes, first=first, build=self._build)
+        return self._placement.cache_for(epoch, ids, nbytes, build=self._build)

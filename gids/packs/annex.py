@@ -35,7 +35,7 @@ _CHUNKS = 8
 """Pieces that the sweep has in memory."""
 _CHUNKS_SHARE = 64
 _GROUP_BYTES = 256 << 10
-"""Of a write, where memory allows: each run of a superbatch has a buffer of this length, and some are written."""
+"""Of a write, where memory allows: each run of a superbatch has a buffer of this length."""
 _BUFFERS_SHARE = 32
 _WRITERS = 8
 _PIECE_BYTES = 2 << 20
@@ -56,7 +56,7 @@ class RowUses:
     """
 
     def __init__(self, table: Table, scratch: Scratch) -> None:
-        self._file = scratch.open()
+        self._file = scratch.open(striped=False)
         fd = os.open(self._file.paths[0], os.O_RDWR | os.O_CLOEXEC)  # through the page cache
         try:
             self.native = _core.RowUses.create(fd, table.row_count)

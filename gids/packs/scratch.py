@@ -54,22 +54,22 @@ class Scratch:
         """What files may still take."""
         return self.limit_bytes - sum(file.nbytes for file in self._files)
 
-    def open(self) -> ScratchFile:
-        """An empty file. Raises StorageError if a directory takes no file."""
-        file = ScratchFile(self)
+    def open(self, *, striped: bool = True) -> ScratchFile:
+        """An empty file, in all directories or in the first one. Raises StorageError if one takes no file."""
+        file = ScratchFile(self, self.directories if striped else self.directories[:1])
         self._files.add(file)
         return file
 
 
 class ScratchFile:
-    """An unnamed file, in stripes over an unnamed file in each directory.
+    """An unnamed file, in stripes over an unnamed file in each of some directories.
 
     Attributes: nbytes: that are reserved. fds: of these files, for direct I/O where the file system has it.
     direct: whether all are.
     """
 
-    def __init__(self, scratch: Scratch) -> None:
-        self._scratch, self.directories = scratch, scratch.directories
+    def __init__(self, scratch: Scratch, directories: Sequence[Path]) -> None:
+        self._scratch, self.directories = scratch, directories
         self.nbytes, self.fds, self.direct = 0, list[int](), True
         self._finalizer = weakref.finalize(self, _close, self.fds)
         for directory in self.directories:

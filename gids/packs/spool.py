@@ -72,9 +72,9 @@ class Spool:
     """
 
     def __init__(self, scratch: Scratch) -> None:
-        self._file = scratch.open()
+        self._file = scratch.open(striped=False)
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // 64), BLOCK)
-        self._io = open(self._file.paths[0], "r+b", buffering=0)  # without O_DIRECT
+        self._io = io.FileIO(self._file.paths[0], "r+")  # without O_DIRECT
         self._lengths: deque[list[int]] = deque()  # of each minibatch: of its parts
         self._kept: list[object] = []  # what minibatches refer to: graphs of the dataset
         self.bytes_written = self.bytes_read = 0

@@ -174,34 +174,24 @@ class OwningCache {
     return cache_->planner().step(step).pages.size();
   }
 
-  void plan(u64 step, Ids ids, std::optional<Rows> out) {
+  void plan(u64 step, Ids ids, Rows out) {
     refuse_forked();
-    if (out) check_output(ids, *out);
+    check_output(ids, out);
     Clock clock(plan_s_);
     {
       nb::gil_scoped_release release;
-      cache_->plan(step, span_of(ids), out ? bytes_of(*out) : nullptr);
+      cache_->plan(step, span_of(ids), bytes_of(out));
     }
-    const bool late = !out;
-    held_.insert_or_assign(step, Held{std::move(ids), std::move(out), late});
+    held_.insert_or_assign(step, Held{std::move(ids), std::move(out)});
     publish();
   }
 
-  void gather_ready(u64 step, std::optional<Rows> out) {
+  void gather_ready(u64 step) {
     refuse_forked();
-    std::byte* late_out = nullptr;
-    if (out) {
-      const auto held = held_.find(step);
-      if (held == held_.end()) throw nb::value_error("out: the step is not planned");
-      if (!held->second.late) throw nb::value_error("out: plan() already got the output");
-      check_output(held->second.ids, *out);
-      late_out = bytes_of(*out);
-      held->second.out = std::move(out);
-    }
     {
       Clock clock(gather_s_);
       nb::gil_scoped_release release;
-      cache_->gather_ready(step, late_out);
+      cache_->gather_ready(step);
     }
     publish();
   }
@@ -223,11 +213,9 @@ class OwningCache {
 
   nb::list gather_rest(u64 step) {
     refuse_forked();
-    const auto held = held_.find(step);
-    const bool late = held != held_.end() && held->second.late;
     std::vector<Failure> failures;
     {
-      Clock clock(late ? wait_s_ : gather_s_);  // a late output is still being read into
+      Clock clock(gather_s_);
       nb::gil_scoped_release release;
       failures = cache_->gather_rest(step, heed_signals);
     }
@@ -295,8 +283,7 @@ class OwningCache {
  private:
   struct Held {
     Ids ids;
-    std::optional<Rows> out;
-    bool late;
+    Rows out;
   };
 
   static std::byte* bytes_of(const Rows& rows) { return reinterpret_cast<std::byte*>(rows.data()); }
@@ -350,8 +337,6 @@ void bind_cache(nb::module_& m) {
   m.attr("LISTS_BYTES") = Planner::least_line_bytes();
   m.attr("PLANNED_ROW_BYTES") = cache::planned_row_bytes;
   m.attr("PLANNING_ROW_BYTES") = cache::planning_row_bytes;
-  m.attr("LOAD_BYTES") = cache::load_bytes;
-  m.attr("LATE_ROWS") = cache::late_parts * cache::late_rows;
   m.attr("MAX_LINES") = word::line_mask;
   m.attr("VALUE_TYPES") = value_types();
   m.attr("DEVICE_POLICIES") = device_policies();
@@ -422,9 +407,8 @@ void bind_cache(nb::module_& m) {
            "stored_as"_a = 0, "wanted_as"_a = 0, "row_values"_a = 0, nb::arg("scales").noconvert() = nb::none())
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
-      .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),
-           "out: the step's output. None: gather_ready() gets it.")
-      .def("gather_ready", &OwningCache::gather_ready, "step"_a, nb::arg("out").noconvert() = nb::none())
+      .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), "out"_a.noconvert())
+      .def("gather_ready", &OwningCache::gather_ready, "step"_a)
       .def("wait", &OwningCache::wait, "step"_a)
       .def("ready", &OwningCache::ready, "step"_a, "Whether wait() would return at once.")
       .def("gather_rest", &OwningCache::gather_rest, "step"_a)

@@ -110,11 +110,6 @@ class PageCache::Fill final : public io::Batch {
     if (rows_.empty()) return Row::not_mine;
     return std::atomic_ref<Row>(const_cast<Row&>(rows_[position])).load(std::memory_order_acquire);
   }
-  // Appends the positions that the batch did not deliver. The batch has ended.
-  void add_undelivered(std::vector<u32>& to) const {
-    for (const u32 position : positions_)
-      if (rows_[position] != Row::delivered) to.push_back(position);
-  }
   std::vector<Failure>& failures() { return failures_; }
   bool overflowed() const { return overflowed_.load(std::memory_order_relaxed); }
   size_t bytes() const {
@@ -185,7 +180,6 @@ struct PageCache::Flight {
   u64 step;
   std::span<const i64> ids;
   std::byte* out;
-  bool late;  // the output comes with gather_ready
   std::shared_ptr<Fill> fill;
   std::vector<u32> left;  // positions that gather_ready could not copy
   bool gathered = false;
@@ -259,7 +253,7 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
   auto fill = std::make_shared<Fill>(*this, ids, out);
   fill->add_loads(planner_, s.pages);
   const std::span<const u32> bypassed = planner_.bypassed();
-  if (out && !bypassed.empty()) {
+  if (!bypassed.empty()) {
     std::vector<u32> positions;
     if (s.pages.size() == ids.size()) {  // one id a page: the page's index is the id's position
       positions.assign(bypassed.begin(), bypassed.end());
@@ -271,7 +265,7 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
     }
     fill->add_rows(std::move(positions));
   }
-  flights_.push_back({s.number, ids, out, out == nullptr, fill, {}, false});
+  flights_.push_back({s.number, ids, out, fill, {}, false});
   engine_->submit(std::move(fill));
 }
 
@@ -320,10 +314,8 @@ bool PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
   return overflowed.load(std::memory_order_relaxed);
 }
 
-void PageCache::gather_ready(u64 step, std::byte* late_out) {
+void PageCache::gather_ready(u64 step) {
   Flight& f = flight(step);
-  if (f.late) f.out = late_out;
-  if (!f.out && !f.ids.empty()) throw std::logic_error("gather_ready without an output");
   f.left.resize(f.ids.size());
   std::iota(f.left.begin(), f.left.end(), 0u);
   f.overflowed |= copy_resident(f.ids, f.out, f.fill.get(), f.left);
@@ -337,42 +329,36 @@ std::vector<Failure> PageCache::gather_rest(u64 step, const std::function<void()
   if (!f.gathered || !f.fill->finished()) throw std::logic_error("gather_rest before gather_ready and wait_for");
   std::vector<u32> left = std::move(f.left);
   f.overflowed |= copy_resident(f.ids, f.out, f.fill.get(), left) || f.fill->overflowed();
-  return read_past_cache(f.ids, f.out, std::move(left), f.late ? 2 : 1, f.overflowed, check);
+  return read_past_cache(f.ids, f.out, std::move(left), f.overflowed, check);
 }
 
 std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions,
-                                                u32 tries, bool overflowed, const std::function<void()>& check) {
-  if (!positions.empty() && positions.size() > late_rows)  // a page's rows come together
+                                                bool overflowed, const std::function<void()>& check) {
+  if (positions.size() > part_rows)  // a page's rows come together
     std::sort(positions.begin(), positions.end(), [&](u32 a, u32 b) { return ids[a] < ids[b]; });
   std::vector<Failure> failures;
-  for (; tries > 0 && !positions.empty(); --tries) {
-    failures.clear();
-    std::vector<u32> again;
-    ReadsInFlight reads(*engine_);
-    auto finish_one = [&] {
-      engine_->wait(reads.oldest(), check);
-      const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
-      fill->add_undelivered(again);
-      overflowed |= fill->overflowed();
-      failures.insert(failures.end(), fill->failures().begin(), fill->failures().end());
-    };
-    for (size_t begin = 0; begin < positions.size();) {
-      size_t end = std::min(positions.size(), begin + late_rows);
-      const auto page = [&](size_t k) { return geometry_.page_of(ids[positions[k]]); };
-      while (end < positions.size() && page(end) == page(end - 1)) ++end;
-      auto fill = std::make_shared<Fill>(*this, ids, out);
-      fill->add_rows({positions.begin() + static_cast<std::ptrdiff_t>(begin),
-                      positions.begin() + static_cast<std::ptrdiff_t>(end)});
-      reads.add(std::move(fill));
-      if (reads.count() == late_parts) {
-        check();  // a part may be read in less than the tenth of a second after which the engine checks
-        finish_one();
-      }
-      begin = end;
+  ReadsInFlight reads(*engine_);
+  auto finish_one = [&] {
+    engine_->wait(reads.oldest(), check);
+    const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
+    overflowed |= fill->overflowed();
+    failures.insert(failures.end(), fill->failures().begin(), fill->failures().end());
+  };
+  for (size_t begin = 0; begin < positions.size();) {
+    size_t end = std::min(positions.size(), begin + part_rows);
+    const auto page = [&](size_t k) { return geometry_.page_of(ids[positions[k]]); };
+    while (end < positions.size() && page(end) == page(end - 1)) ++end;
+    auto fill = std::make_shared<Fill>(*this, ids, out);
+    fill->add_rows({positions.begin() + static_cast<std::ptrdiff_t>(begin),
+                    positions.begin() + static_cast<std::ptrdiff_t>(end)});
+    reads.add(std::move(fill));
+    if (reads.count() == parts_at_once) {
+      check();  // a part may be read in less than the tenth of a second after which the engine checks
+      finish_one();
     }
-    while (reads.count()) finish_one();
-    positions = std::move(again);
+    begin = end;
   }
+  while (reads.count()) finish_one();
   if (overflowed) failures.push_back({geometry_.first_file, 0, ERANGE});
   return failures;
 }
@@ -401,7 +387,7 @@ std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte
     std::lock_guard lock(plan_mutex_);  // no line changes hands while it is copied without a mark
     overflowed = copy_resident(ids, out, nullptr, left);
   }
-  return read_past_cache(ids, out, std::move(left), 1, overflowed, check);
+  return read_past_cache(ids, out, std::move(left), overflowed, check);
 }
 
 }  // namespace gids::cache

@@ -47,7 +47,7 @@ from gids.errors import StorageError
 
 @pytest.fixture(
     params=[
-        *("host", "host-late", "emulated"),
+        *("host", "emulated"),
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("emulated-warp", "emulated-copy")),
         *(pytest.param(kind, marks=pytest.mark.gpu) for kind in ("cuda", "cuda-warp", "cuda-copy")),
     ]
@@ -61,7 +61,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
         print(f"emulator seed {seed}")
         device = emulator.EmulatedDevice(seed)
-    options: dict[str, Any] = {"threads": 2, "late_outputs": how == "late"} if device is None else {}
+    options: dict[str, Any] = {"threads": 2} if device is None else {}
     options |= {"warp": {"wait": "warp"}, "copy": {"transfer": "copy"}}.get(how, {})
     with Make(device, **options) as made:
         yield made

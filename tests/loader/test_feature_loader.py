@@ -24,7 +24,6 @@ import gids
 from gids import _core
 from gids.loader import feature_loader as feature_loader_module
 from gids.loader.memory import KEPT_HEAT
-from gids.loader.rows import EpochInput
 
 
 @pytest.mark.few(3)
@@ -227,40 +226,10 @@ def warnings_of_size(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "minibatch_rows=" in r.getMessage()]
 
 
-def test_minibatches_larger_than_the_first_are_warned_of_in_one_epoch_and_have_room_in_the_next(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = 4 << 20  # a minibatch of all rows is 3 MB, as are the lines that the table may get
-    reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 700, 900)]
-    options = {"memory": given, "queue_depth": 16, "window": 0, "planned": 1}
-
-    def memory_after(*epochs: list[Any], minibatch_rows: Any = None) -> list[int]:
-        with feature_loader(path, ["paper.feat"], minibatch_rows=minibatch_rows, **options) as loader:
-            used = []
-            for epoch in epochs:
-                for _ in loader.attach(epoch, ids_of):
-                    pass
-                used.append(sum(loader.stats()["memory"].values()))
-            return used
-
-    first, second, third = memory_after(reads, reads, reads)
-    assert second == third <= given < first
-    [said] = warnings_of_size(caplog)
-    assert "a minibatch reads 900 rows" in said
-    assert "the next one leaves room" in said
-    assert "minibatch_rows=900, " in said
-    caplog.clear()
-    for foretold in (900, {"paper.feat": 900}):
-        assert max(memory_after(reads, minibatch_rows=foretold)) <= given
-    one_by_one = [[ids] for ids in reads]  # as gids.graphbolt.Feature reads
-    assert max(memory_after(*one_by_one)) <= given
-    assert not warnings_of_size(caplog)
-
-
 def test_memory_that_the_machine_does_not_have_is_warned_of_once(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gids.loader.feature_loader.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("gids.loader.memory.available_bytes", lambda: 1 << 20)
     with feature_loader(path, ["paper.feat"], memory="1TB") as loader:
         for _ in range(2):
             list(loader.attach([{"paper.feat": torch.arange(900)}], ids_of))
@@ -269,113 +238,66 @@ def test_memory_that_the_machine_does_not_have_is_warned_of_once(
     assert "1.0 MB are available" in said
 
 
-@pytest.mark.parametrize("kind", ["sampled", "converted", "foretold"])
-def test_whatever_grows_in_minibatches_has_room_in_the_next_epoch(path: Path, kind: str) -> None:
-    """kind: what grows: the memory of sampled minibatches; rows of a table that takes little on disk, beside
-    fewer rows of others; or all rows, of which another loader of the source told in mid-epoch."""
-    given, planned = 4 << 20, None if kind == "sampled" else 1
-    options = {
-        "memory": given,
-        "queue_depth": 16,
-        "window": 4 if kind == "sampled" else 0,
-        "planned": planned,
-    }
-    dtype = torch.float32 if kind == "converted" else None
-    rows = [
-        {"paper.feat": torch.arange(n), "author.feat": torch.arange(m)}
-        for n, m in [(3, 3)] + [{"sampled": (3, 3), "converted": (3, 260), "foretold": (900, 3)}[kind]] * 9
-    ]
-    if kind == "converted":
-        rows.insert(1, {"paper.feat": torch.arange(700), "author.feat": torch.arange(3)})
-    sizes = [0 if kind != "sampled" else 400_000 if i else 1000 for i in range(len(rows))]
-    with gids.open(path, **tuned(options)) as source:
-        users = [_User(), _User()]
-        loader = source.feature_loader(users[0], TABLES, dtype=dtype)
+def test_a_minibatch_larger_than_planned_for_goes_above_the_memory_with_one_warning(
+    path: Path, source: Ids, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = 4 << 20  # a minibatch of 900 rows is 1 MB
+    options = {"memory": given, "queue_depth": 16, "window": 0, "planned": 1, "reads": "random"}
+    batches = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 700, 900)]
 
-        def memory_after_an_epoch() -> int:
-            steps = list(zip(rows, sizes, strict=True))
-            for _ in loader.attach(steps, lambda step: step[0], bytes_of=lambda step: step[1]):
-                pass
-            return sum(loader.stats()["memory"].values())
+    def memory_after(*epochs: list[Ids], minibatch_rows: Any = None) -> list[int]:
+        with feature_loader(path, ["paper.feat"], minibatch_rows=minibatch_rows, **options) as loader:
+            used = []
+            for epoch in epochs:
+                for minibatch, features in loader.attach(epoch, ids_of):
+                    check(source, minibatch, features)
+                used.append(sum(loader.stats()["memory"].values()))
+            return used
 
-        if kind == "foretold":
-            epoch = iter(loader.attach(rows[:1] * 2, ids_of))
-            next(epoch)
-            assert source.feature_loader(users[1], TABLES, minibatch_rows={"paper.feat": 900}) is loader
-            next(epoch)
-            epoch.close()
-        else:
-            assert memory_after_an_epoch() > given
-        assert memory_after_an_epoch() <= given
+    assert min(memory_after(batches, batches)) > given
+    [said] = warnings_of_size(caplog)
+    assert said.startswith("a minibatch of 900 rows is larger than memory was divided for")
+    assert "than memory=4194304. Give minibatch_rows=900, " in said
+    caplog.clear()
+    for foretold in (900, {"paper.feat": 900}):
+        assert max(memory_after(batches, batches, minibatch_rows=foretold)) <= given
+    assert max(memory_after([{"paper.feat": torch.arange(n)} for n in (800, 990, 1000)])) <= given
+    assert not warnings_of_size(caplog), "a quarter more has room"
 
 
-class _User:
-    """Of a FeatureLoader that loaders share."""
-
-
-def test_minibatches_that_no_cache_has_room_for(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One that comes first is refused, and leaves no trace. A later one is warned of, in later epochs too."""
-    options = {"memory": 3 << 20, "queue_depth": 16, "window": 0, "heat": "none"}
-    with gids.open(path, **tuned(options)) as source:
-        loader, other = (gids.FeatureLoader(source, [name]) for name in TABLES)
-
-        def read(*rows: int, nbytes: int = 0) -> None:
-            steps = [{"paper.feat": torch.arange(n)} for n in rows]
-            list(loader.attach(steps, ids_of, bytes_of=lambda _: nbytes))
-
-        for wrong in ({"nbytes": 8 << 20}, {}):
-            with pytest.raises(gids.MemoryBudgetError):
-                read(2900, **wrong)
-            read(3, 3)
-            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))  # takes the memory
-        assert not caplog.records
-        for _ in range(2):
-            read(3, 2900)
-            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))
-        [said] = [r.getMessage() for r in caplog.records]
-        assert "in later epochs too: give more memory" in said
-        assert "minibatch_rows" not in said
-
-
-def test_minibatches_are_sampled_in_bulk_again_once_there_is_room_for_larger_ones(path: Path) -> None:
-    options = {"memory": 9 << 19, "queue_depth": 16, "window": 4, "planned": 1}
-    with feature_loader(path, ["paper.feat"], **options) as loader:
-        for _epoch in range(2):
-            reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 900)]
-            epoch = EpochInput(minibatches=reads, ids_of=ids_of, waiting_batches=3)
-            for _ in loader.attach_epoch(epoch):
-                assert loader.waiting_batches == 3
-        assert loader.window == 4
-
-
-def test_more_minibatches_are_planned_only_while_they_have_room(path: Path) -> None:
-    """All pages are in the cache soon, so that up to eight are planned, if memory allows."""
-    given = 9 << 20
-    options = {"memory": given, "queue_depth": 16, "window": 0}
-    with feature_loader(path, ["paper.feat"], **options) as loader:
-        for _ in loader.attach([{"paper.feat": torch.arange(n)} for n in [40, *[1300] * 60]], ids_of):
+def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
+    with feature_loader(path, ["paper.feat"], memory=32 << 20, queue_depth=16) as loader:
+        growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
+        for _minibatch, _features in loader.attach(growing, ids_of):
             pass
-        assert sum(loader.stats()["memory"].values()) <= given
+        assert loader.stats()["memory"]["outputs"] <= 3 * (1250 * 1024 + 4096)  # two are planned
 
 
-def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
+def test_memory_is_divided_the_same_way_after_another_loader_had_it(path: Path) -> None:
+    with gids.open(path, **tuned({"memory": 3 << 20, "queue_depth": 16, "window": 0})) as source:
+        loader, other = (gids.FeatureLoader(source, [name]) for name in TABLES)
+        lines = []
+        for rows in (100, 2900, 3):
+            list(loader.attach([{"paper.feat": torch.arange(rows)}], ids_of))
+            lines.append(loader.stats()["memory"]["lines"])
+            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))  # takes the memory
+        assert lines[0] == lines[1] == lines[2] > 0
+
+
+def test_a_first_minibatch_that_does_not_fit_leaves_no_trace(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"memory": 8 << 20, "queue_depth": 16, "window": 2}
+    options = {"memory": 3 << 20, "queue_depth": 16, "window": 0, "heat": "none", "reads": "random"}
     with feature_loader(path, ["paper.feat"], **options) as loader:
-
-        def planned_after(*rows: int) -> int:
-            list(loader.attach([{"paper.feat": torch.arange(n)} for n in rows], ids_of))
-            return int(loader.stats()["planned"])
-
-        assert [planned_after(40, 40) for _ in range(4)][-1] == 8  # all is in lines, and outputs are small
-        assert 2 < planned_after(40, 700) < 8
-        assert sum(loader.stats()["memory"].values()) <= 8 << 20
-        assert not warnings_of_size(caplog)
-        for _ in range(2):
-            assert planned_after(40, 2900) == 2
-            [said] = warnings_of_size(caplog)
-        assert "a minibatch reads 2,900 rows" in said
+        for sampled in ((2900, 0), (3, 8 << 20)):  # rows, and memory of the sampled minibatch
+            stream = loader.attach(
+                [sampled], lambda s: {"paper.feat": torch.arange(s[0])}, bytes_of=lambda s: s[1]
+            )
+            with pytest.raises(gids.MemoryBudgetError, match="or use smaller minibatches"):
+                next(stream)
+        assert len(list(loader.attach([{"paper.feat": torch.arange(3)}] * 2, ids_of))) == 2
+        assert loader.stats()["memory"]["lines"] > 1 << 20
+    assert not caplog.records
 
 
 def test_memory_of_larger_sampled_minibatches_is_told(path: Path) -> None:
@@ -400,14 +322,6 @@ def test_what_is_no_number_of_rows_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         gids.FeatureLoader(path, TABLES, minibatch_rows=given)
-
-
-def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
-    with feature_loader(path, ["paper.feat"], memory=32 << 20, queue_depth=16) as loader:
-        growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
-        for _minibatch, _features in loader.attach(growing, ids_of):
-            pass
-        assert loader.stats()["memory"]["outputs"] <= loader._placement.plan.purposes["outputs"]  # type: ignore[attr-defined]
 
 
 def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -244,21 +244,6 @@ def test_an_error_says_how_much_memory_is_enough_beside_idle_loaders(path: Path)
     read(int(advised[1]))
 
 
-def test_a_larger_minibatch_of_another_loader_gets_a_new_cache(
-    path: Path, source: Ids, caplog: pytest.LogCaptureFixture
-) -> None:
-    memory = 4 << 20
-    with gids.open(path, memory=memory, window=0, tuning=gids.Tuning(queue_depth=16, planned=1)) as opened:
-        small = node_loader(opened, batch_size=8)
-        large = node_loader(opened, batch_size=429)
-        list(small)
-        for m in large:
-            nodes = m.input_nodes["paper"]  # type: ignore[call-overload]
-            assert torch.equal(m.features["paper.feat"], source["paper.feat"][nodes])
-            assert held_bytes(small) <= memory
-    assert not [r for r in caplog.records if "minibatch_rows=" in r.getMessage()]
-
-
 def test_minibatch_rows_of_one_loader_hold_for_all_that_share_its_cache(path: Path) -> None:
     def lines(minibatch_rows: Any) -> int:
         with gids.open(
