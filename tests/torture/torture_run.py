@@ -167,7 +167,7 @@ class Run:
     ) -> Any:
         begun = act.stop != 0  # else the state is that of the epoch before
         state = loader.state_dict() if act.resume and begun and not self.s.error else None
-        if act.leave == "keep" and not self.kind.one_epoch_at_a_time:
+        if act.leave == "keep" and begun and not self.kind.one_epoch_at_a_time:
             self.held.append((epoch, iterator, got))
         elif act.leave == "close":
             iterator.close()
