@@ -27,7 +27,7 @@ from gids.errors import MemoryBudgetError
 from gids.loader.queue import without_frames
 from gids.loader.rows import CachedRows, EpochInput, Features, Ids, Rows
 from gids.loader.stats import PACK_COUNTERS, PACK_SECONDS
-from gids.packs.annex import Annex, RowUses, pieces_bytes
+from gids.packs.annex import Annex, RowUses, pieces_of
 from gids.packs.annex import Superbatch as Planned
 from gids.packs.predict import measure_rates, predict
 from gids.packs.scratch import Scratch
@@ -61,6 +61,9 @@ _UNKNOWN_COUNT = 4096
 
 _PREPARING_SHARE = 3
 """Preparing a superbatch takes at most a third of the memory, which limits its length."""
+
+_WORK_SHARE = 16
+"""Beside another superbatch, a sweep takes a sixteenth of the memory; else half."""
 
 _SCRATCH_SHARE = 8
 """Its spool takes at most an eighth of the scratch."""
@@ -108,20 +111,25 @@ class Ahead(Generic[T], Iterator[T]):
             if len(self._spools) == 1 and self.can_sample:
                 break  # more may come into it
             self._spools.popleft().close()
-        return self._held.popleft() if self._held else self.sample()
+        if self._held:
+            return self._held.popleft()
+        for minibatch in self.sample():
+            return minibatch
+        assert self.end is not None
+        raise self.end
 
-    def sample(self) -> T:
-        """The next minibatch of the source, which the caller spools or holds. Raises the source's error, or
-        StopIteration, now and again later."""
+    def sample(self) -> list[T]:
+        """The next minibatch of the source, which the caller spools or holds; [] at its end, or after its
+        error, which is raised in its place."""
         if self.end is None:
             try:
-                return next(self._source)
+                return [next(self._source)]
             except StopIteration:
                 self.end = StopIteration()
             except Exception as error:
                 self.end = without_frames(error)
             self._source = iter(())
-        raise self.end
+        return []
 
     def spool(self, spool: Spool) -> None:
         """The next minibatches that are sampled ahead go there."""
@@ -143,8 +151,8 @@ class Ahead(Generic[T], Iterator[T]):
 class Superbatch:
     """Minibatches that are read by packs together: those of an epoch from `first` on.
 
-    uses, planned: by table. lines: of each table. purposes: the memory to read it, bytes by purpose. swept:
-    whether it may be read, once it is; None while it is sampled.
+    uses, planned: by table. lines: of each table. purposes: the memory to read it, bytes by purpose.
+    work_bytes: the memory to sweep it. swept: whether it may be read, once it is; None while it is sampled.
     """
 
     ahead: Ahead[Any]
@@ -155,6 +163,7 @@ class Superbatch:
     planned: list[Planned] = field(default_factory=list)
     lines: Sequence[int] = ()
     purposes: Mapping[str, int] = field(default_factory=dict)
+    work_bytes: int = 0
     choice: Choice = field(default_factory=lambda: Choice("random", 0))
     swept: Future[bool] | None = None
     cancel: _core.Cancel = field(default_factory=_core.Cancel.create)
@@ -186,7 +195,7 @@ class Packs:
     ) -> None:
         self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
         self.scratch, self.memory_bytes = scratch, memory_bytes
-        self.annexes = [Annex(t, scratch, memory_bytes) for t in tables]
+        self.annexes = [Annex(t, scratch) for t in tables]
         self.workers = _core.Workers.create(options.threads or torch.get_num_threads())
         self.thread = ThreadPoolExecutor(1, "gids-packs")
         self.counters: Counter[str] = Counter(PACK_COUNTERS)
@@ -198,10 +207,10 @@ class Packs:
         self.reading: AnnexRows | None = None
 
     def preparing_bytes(self, superbatch: Superbatch) -> int:
-        """Memory to plan and to sweep it, about: one table after the other."""
-        parts = list(zip(self.annexes, superbatch.uses, strict=True))
-        plans = sum(annex.plan_bytes(uses) for annex, uses in parts)
-        return plans + max(annex.work_bytes(uses) for annex, uses in parts)
+        """Memory to plan and to sweep it beside another one, about: one table after the other."""
+        plans = sum(a.plan_bytes(uses) for a, uses in zip(self.annexes, superbatch.uses, strict=True))
+        passes = max(annex.passes_bytes() for annex in self.annexes)
+        return plans + max(passes, self.memory_bytes // _WORK_SHARE)
 
     def prepare(self, superbatch: Superbatch) -> bool:
         """Plan it, and write its copies if that is faster, or asked for. Returns whether it is read by packs.
@@ -209,7 +218,12 @@ class Packs:
         begun, first_file, choice = time.perf_counter(), 0, superbatch.choice
         for t, annex, uses, lines in self._parts(superbatch, superbatch.uses, superbatch.lines):
             planned = annex.plan(
-                uses, lines=lines, workers=self.workers, first_file=first_file, cancel=superbatch.cancel
+                uses,
+                lines=lines,
+                work_bytes=superbatch.work_bytes,
+                workers=self.workers,
+                first_file=first_file,
+                cancel=superbatch.cancel,
             )
             superbatch.planned.append(planned)
             first_file += len(t.shard_paths)
@@ -328,7 +342,10 @@ class AnnexRows:
         for t, annex, planned, lines in zip(
             packs.tables, packs.annexes, superbatch.planned, superbatch.lines, strict=True
         ):
-            memory = annex.new_memory(lines, len(packs.tables))
+            pieces, piece_bytes = pieces_of(packs.memory_bytes, len(packs.tables))
+            memory = _core.RunMemory.create(
+                lines=lines, row_bytes=t.row_bytes, pieces=pieces, piece_bytes=piece_bytes
+            )
             form = self._outputs.forms[t.name]
             self._readers.append(annex.reader(planned, memory, form, workers=packs.workers))
 
@@ -469,12 +486,13 @@ class Packer:
                 self._sample()
 
     def _sample(self) -> None:
-        coming, packs = self.coming, self.packs
+        coming = self.coming
         assert coming is not None
-        try:
-            minibatch = coming.ahead.sample()
-        except Exception:
-            return  # it is the end of what can be sampled
+        for minibatch in coming.ahead.sample():
+            self._put(coming, minibatch)
+
+    def _put(self, coming: Superbatch, minibatch: Any) -> None:
+        packs = self.packs
         try:
             rows = rows_of(on_host(self._epoch.ids_of(minibatch)), packs.tables)
         except Exception:
@@ -517,6 +535,7 @@ class Packer:
             coming.lines, coming.purposes = _divide(packs, coming, kept_bytes)
         except MemoryBudgetError as error:
             return self._fail(error)
+        coming.work_bytes = packs.memory_bytes // (2 if packs.reading is None else _WORK_SHARE)
         coming.swept = packs.thread.submit(packs.prepare, coming)
 
     def finish(self) -> AnnexRows | None:
@@ -569,12 +588,13 @@ def _divide(
     output_bytes = sum(
         align_up(n * forms[t.name].out_row_bytes, 4096) for t, n in zip(tables, longest, strict=True)
     )
+    pieces, piece_bytes = pieces_of(packs.memory_bytes, len(tables))
     purposes = {
         **kept_bytes,
         "outputs": 2 * output_bytes,  # one of them is the consumer's
         "window": 3 * superbatch.minibatch_bytes,
         "requests": 12 * sum(longest),
-        "pieces": pieces_bytes(packs.memory_bytes, len(tables)),
+        "pieces": pieces * piece_bytes * len(tables),
     }
     left = packs.memory_bytes - sum(purposes.values())
     if left < 0:

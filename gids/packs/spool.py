@@ -10,6 +10,7 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ MOST_ROWS = 1 << 32
 
 _GROWTH = 64 << 20
 """The file grows by this many bytes at a time, or by 1/64 of the scratch if that is less."""
+
+_SMALL = 64 << 10
+"""Shorter parts of a minibatch have memory of their own, which is what is kept where only they are kept."""
+
+_KEPT = 3
+"""Memory of so many minibatches is used again: fresh memory costs more than to read into it."""
 
 _CPU = torch.device("cpu")
 _VECTORS = 512  # buffers that one system call writes or reads
@@ -77,6 +84,8 @@ class Spool:
         self._io = io.FileIO(self._file.paths[0], "r+")  # without O_DIRECT
         self._lengths: deque[list[int]] = deque()  # of each minibatch: of its parts
         self._kept: list[object] = []  # what minibatches refer to: graphs of the dataset
+        self._longest = 0  # memory of a minibatch
+        self._pool: _core.BufferPool | None = None
         self.bytes_written = self.bytes_read = 0
 
     def __len__(self) -> int:
@@ -92,11 +101,20 @@ class Spool:
             self._file.reserve(align_up(end + self._growth, BLOCK))
         self._move(os.pwritev, parts, self.bytes_written, "write")
         self._lengths.append([len(part) for part in parts])
+        self._longest = max(self._longest, _end_of(self._lengths[-1]))
         self.bytes_written = end
 
     def take(self) -> Any:
         """The oldest minibatch, which has memory of its own. Raises StorageError."""
-        parts = [memoryview(bytearray(length)) for length in self._lengths.popleft()]
+        lengths = self._lengths.popleft()
+        if self._pool is None:
+            self._pool = _core.BufferPool.create(_KEPT * self._longest)
+        memory = memoryview(self._pool.take(_end_of(lengths), self._longest))
+        at = accumulate(map(_room_of, lengths), initial=0)
+        parts = [
+            memory[i : i + n] if n >= _SMALL else memoryview(bytearray(n))
+            for i, n in zip(at, lengths, strict=False)
+        ]
         self._move(os.preadv, parts, self.bytes_read, "read")
         self.bytes_read += sum(map(len, parts))
         pickled, *buffers = parts
@@ -134,6 +152,16 @@ class Spool:
         except OSError as error:
             reason = f"cannot {what} a sampled minibatch: {error.strerror}"
             raise StorageError(error.errno or 5, reason, self._file.directories[0]) from error
+
+
+def _room_of(length: int) -> int:
+    """Bytes of a part in the memory of its minibatch."""
+    return align_up(length, 64) if length >= _SMALL else 0
+
+
+def _end_of(lengths: Sequence[int]) -> int:
+    """Memory of a minibatch whose parts have these lengths."""
+    return sum(map(_room_of, lengths))
 
 
 class _Pickler(pickle.Pickler):

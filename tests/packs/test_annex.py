@@ -70,12 +70,12 @@ def planned(
     """A superbatch in the annex of a table."""
     workers = _core.Workers.create(threads)
     uses = RowUses(table, scratch)
-    annex = Annex(table, scratch, 64 << 20)
+    annex = Annex(table, scratch)
     engine = open_engine(table.shard_paths, depth=16, max_read_bytes=1 << 17)
     try:
         for rows in steps:
             uses.append(rows)
-        superbatch = annex.plan(uses, workers=workers, lines=lines)
+        superbatch = annex.plan(uses, workers=workers, lines=lines, work_bytes=4 << 20)
         found = Planned(table, annex, engine, workers, superbatch)
         if sweep:
             found.sweep()
@@ -229,7 +229,7 @@ def test_scratch_is_used_again_and_bounded(tmp_path: Path, scratch: Scratch) -> 
             p.annex.release(p.superbatch)
             uses = RowUses(table, scratch)
             uses.append(np.arange(count, dtype=np.uint32))
-            p.superbatch = p.annex.plan(uses, workers=p.workers, lines=0)
+            p.superbatch = p.annex.plan(uses, workers=p.workers, lines=0, work_bytes=1 << 20)
             p.sweep()
             play(p, [np.arange(count)], memory_of(p, 0))
             assert scratch.free_bytes == (1 << 30) - (16 << 20) - max(40, count) * 4096
@@ -265,7 +265,9 @@ def test_a_sweep_and_a_plan_end_when_cancelled(tmp_path: Path, scratch: Scratch)
     with planned(table, steps, scratch, lines=0, sweep=False) as p:
         for work in (
             lambda: p.annex.sweep(p.superbatch, p.engine, workers=p.workers, cancel=cancel),
-            lambda: p.annex.plan(p.superbatch.uses, workers=p.workers, lines=0, cancel=cancel),
+            lambda: p.annex.plan(
+                p.superbatch.uses, workers=p.workers, lines=0, work_bytes=1 << 20, cancel=cancel
+            ),
         ):
             with pytest.raises(OSError) as caught:
                 work()
