@@ -47,7 +47,7 @@ def _child(first: int, last: int, folder: Path, ranks: bool, gpu: bool) -> None:
         gc.freeze()  # gc.collect() is fast then
         pool = RankPool(2) if ranks else None
         for number in range(first, last):
-            if gpu and draw(number).device != "cuda":
+            if gpu and all(r.device != "cuda" for r in (draw(number).reading, draw(number).other)):
                 print(json.dumps({"ends": number, "skipped": True}), flush=True)
                 continue
             print(json.dumps({"begins": number}), flush=True)
