@@ -8,6 +8,7 @@ failure prints its scenario and the command that repeats it. tools/torture.py ru
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torture_run
@@ -18,8 +19,9 @@ COUNT = 200
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, TortureData]:
-    return torture_run.open_data(tmp_path_factory.mktemp("torture"))
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, TortureData]]:
+    with torture_run.opened_data(tmp_path_factory.mktemp("torture")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

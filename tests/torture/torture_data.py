@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -116,9 +117,13 @@ class TortureData:
         writer.write_table("edge", relation, "w", values)
         self.rows[f"{'.'.join(relation)}.w"] = values
 
-    def tables(self, kind: str) -> list[str]:
-        """The names of the tables of nodes, or of edges."""
-        return [name for name in self.rows if (name.count(".") == 3) == (kind == "edge")]
+    @functools.cached_property
+    def stores(self) -> list[gids.FeatureStore]:
+        return [gids.FeatureStore(self.path)]
+
+    @functools.cached_property
+    def stores_apart(self) -> list[gids.FeatureStore]:
+        return [gids.FeatureStore(path) for path in self.apart]
 
     def type_of(self, table: str) -> Any:
         *owner, _ = table.split(".")

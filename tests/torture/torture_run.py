@@ -54,14 +54,14 @@ class Run:
     def act(self, source: Any, loader: Any, act: Act) -> Any:
         """Take an epoch, or its first minibatches and the rest by a loader that resumes. Returns the loader of
         the next epoch."""
-        epoch, length = loader.epoch, len(loader)
+        epoch, length, batch = loader.epoch, len(loader), None
         found, kept = list[Looked](), list[Any]()
         if act.stop != 0:
             for batch in loader:
                 found.append(self.look(batch))
                 kept += [batch] if len(kept) < self.s.holds else []
                 if act.validate == "of a second source" and len(found) == act.at + 1:
-                    with gids.open(self.data.path, **tuned(PLAIN)) as second:
+                    with gids.open(self.data.stores, **tuned(PLAIN)) as second:
                         self.validate(second, act)
                 if len(found) == act.stop:
                     break
@@ -139,7 +139,7 @@ class Run:
             path = self.data.parts if self.s.share == "parts" else self.data.path
             replicas = 2 if self.s.share == "replicas" else 1
             return gids.distributed.open(path, replicas=replicas, **tuned(options | {"reads": "random"}))
-        return gids.open(self.data.apart if self.s.load.apart else self.data.path, **tuned(options))
+        return gids.open(self.data.stores_apart if self.s.load.apart else self.data.stores, **tuned(options))
 
     def make(self, source: Any, reading: Reading) -> Any:
         place = dict(self.place)
@@ -174,7 +174,7 @@ class Run:
             place |= {"rank": self.rank, "world_size": self.s.load.world}
         key = (self.data.path, repr(self.s.load), str(place), epoch)
         if key not in _EXPECTED:
-            with gids.open(self.data.path, **tuned(PLAIN)) as source:
+            with gids.open(self.data.stores, **tuned(PLAIN)) as source:
                 kind = KINDS[self.s.load.kind](self.s.load, self.data)
                 loader = kind.make(source, **place)
                 loader.epoch = epoch
@@ -214,7 +214,7 @@ def check_seeds(runs: list[Run]) -> None:
 
 @contextlib.contextmanager
 def surroundings(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
-    """The device, which is emulated unless `gpu`, and GraphBolt or what stands for it."""
+    """The device, which is emulated unless `gpu`."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as closing:
         of_device = [reading for reading in (s.reading, s.other) if reading.device == "cuda"]
         if of_device and not gpu:
@@ -225,10 +225,6 @@ def surroundings(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
             device = LateDevice(s.number) if late else EmulatedDevice(s.number)
             patch.setattr(cuda, "open_device", lambda name="cuda": device)
             closing.callback(lambda: device.close() if isinstance(device, LateDevice) else None)
-        if s.load.kind.startswith("GraphBolt"):
-            import graphbolt_model
-
-            closing.enter_context(graphbolt_model.importable())
         yield
 
 
@@ -258,7 +254,7 @@ def torture_on_rank(number: int, folder: Path) -> dict[str, Any]:
     torch.manual_seed(number)
     run = Run(s, _loaded(folder, s.load.typed), dist.get_rank(), {})
     try:
-        with surroundings(s):
+        with surroundings(s), graphbolt():
             run.run()
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
@@ -294,9 +290,23 @@ def torture_ranks(number: int, data: dict[bool, TortureData], pool: RankPool) ->
     return done
 
 
-def open_data(folder: Path) -> dict[bool, TortureData]:
-    """Both datasets, which ranks load from this folder too."""
+@contextlib.contextmanager
+def opened_data(folder: Path) -> Iterator[dict[bool, TortureData]]:
+    """Both datasets, which ranks load from this folder too. GraphBolt, or what stands for it, can be imported."""
     data = {typed: TortureData(folder, typed=typed) for typed in (False, True)}
     for typed, of in data.items():
         (folder / f"{typed}.pickle").write_bytes(pickle.dumps(of))
-    return data
+    with graphbolt():
+        yield data
+    for of in data.values():
+        for store in of.stores + of.stores_apart:
+            store.close()
+
+
+def graphbolt() -> contextlib.AbstractContextManager[object]:
+    """Makes GraphBolt, or what stands for it, importable where DGL is."""
+    try:
+        import graphbolt_model
+    except ImportError:
+        return contextlib.nullcontext()
+    return graphbolt_model.importable()
