@@ -22,9 +22,9 @@ from gids.write.partition import partition
 PAPERS, AUTHORS, TIMES = 600, 150, 29
 WRITTEN = ("paper", "written by", "author")
 NODES = {"paper": PAPERS, "author": AUTHORS}
-KEYS = ["feat", "tiny", "half", "brain", "long", "ordered", "by_row", "by_column"]
+KEYS = ["feat", "tiny", "half", "brain", "long", "ordered", "by_row", "by_column", "flag"]
 """Tables of each node type: float32, int, float16, bfloat16, rows longer than a page, rows in another order,
-int8 with a scale for each row or column. Each relation has a table "w"."""
+int8 with a scale for each row or column, bool. Each relation has a table "w"."""
 
 
 class TortureData:
@@ -93,6 +93,7 @@ class TortureData:
             ("half", torch.randn(count, 60, generator=generator).half()),
             ("brain", torch.randn(count, 5, generator=generator).bfloat16()),
             ("long", torch.randn(count, 300, generator=generator)),
+            ("flag", torch.rand(count, 9, generator=generator) < 0.5),
         ):
             writer.write_table("node", ntype, key, values)
             self.rows[f"{ntype}.{key}"] = values

@@ -302,6 +302,7 @@ class Dgl(Kind):
             gids=source,
             gids_feats=load.tables,
             gids_dtype=load.dtype,
+            gids_device=None if device == "cpu" else device,
             batch_size=load.seeds["batch_size"],
             shuffle=load.seeds["shuffle"],
             drop_last=load.seeds["drop_last"],
@@ -356,7 +357,7 @@ class GraphBolt(Given):
             keys = {domain: next(iter(of.values()), None) for domain, of in keys.items()}
         pipe = _Pipe(self.batches)
         loader = gids.graphbolt.LookaheadFetcher(
-            pipe, source, keys["node"] or None, keys["edge"] or None, dtype=load.dtype
+            pipe, source, keys["node"] or None, keys["edge"] or None, dtype=load.dtype, device=device
         )
 
         def begin(epoch: int) -> Iterator[Any]:
@@ -410,7 +411,7 @@ class GraphBoltFeature(Given):
     def make(self, source: Any, *, device: str = "cpu", workers: int = 0, **place: Any) -> Any:
         import gids.graphbolt
 
-        store = gids.graphbolt.FeatureStore(source, dtype=self.load.dtype)
+        store = gids.graphbolt.FeatureStore(source, dtype=self.load.dtype, device=device)
 
         def begin(epoch: int) -> Iterator[Any]:
             for minibatch in self.batches(epoch):

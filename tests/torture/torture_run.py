@@ -114,7 +114,7 @@ class Run:
         if reading.memory != "hardly enough":
             source = closing.enter_context(self.open_source(reading, 64 * MiB))
             return source, self.make(source, reading)
-        for memory in (int(0.1 * 2**i * MiB) for i in range(10)):
+        for memory in (int(0.15 * 2**i * MiB) for i in range(9)):
             with contextlib.ExitStack() as trying:
                 try:
                     source = trying.enter_context(self.open_source(reading, memory))
@@ -123,9 +123,9 @@ class Run:
                 except MemoryBudgetError:
                     continue
                 loader.close()
-            source = closing.enter_context(self.open_source(reading, memory))
+            source = closing.enter_context(self.open_source(reading, memory + memory // 4))
             return source, self.make(source, reading)
-        raise AssertionError("50 MiB are too little")
+        raise AssertionError("38 MiB are too little")
 
     def open_source(self, reading: Reading, memory: int) -> Any:
         options = {**reading.options, "memory": memory}
@@ -183,7 +183,13 @@ class Run:
         return _EXPECTED[key]
 
     def take_seeds(self, epoch: int, found: list[Looked]) -> None:
-        self.seeds[epoch] = [seed for seeds, _ in found for seed in seeds]
+        """Of a whole epoch. Without shuffle=True they are in the order given, with it in another each time."""
+        self.seeds[epoch] = seeds = [seed for seeds, _ in found for seed in seeds]
+        load = self.s.load
+        if self.kind.resumes and load.world == 1 and not load.typed and len(seeds) > 20:
+            orders = [self.kind.seeds(), *(other for e, other in self.seeds.items() if e != epoch)]
+            for order in orders:
+                assert (seeds == order[: len(seeds)]) != load.seeds["shuffle"], "the order of seeds"
 
 
 _EXPECTED: dict[Any, list[Looked]] = {}
@@ -224,7 +230,9 @@ def surroundings(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
             late = any(reading.late for reading in of_device)
             device = LateDevice(s.number) if late else EmulatedDevice(s.number)
             patch.setattr(cuda, "open_device", lambda name="cuda": device)
-            closing.callback(lambda: device.close() if isinstance(device, LateDevice) else None)
+            if isinstance(device, LateDevice):
+                closing.callback(device.close)
+                closing.enter_context(device.use(device.new_stream()))  # where the user trains
         yield
 
 

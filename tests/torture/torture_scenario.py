@@ -17,8 +17,8 @@ from torture_samplers import EDGE_SAMPLERS, ON_DEVICE, OWN, PYG_SAMPLERS, TYPED_
 
 KiB, MiB = 1 << 10, 1 << 20
 
-ON_CPU = ("DGL", "GraphBolt", "GraphBolt feature")
-"""Kinds of loaders that are not drawn on a device."""
+THEIR_SAMPLERS = ("FeatureLoader", "DGL", "GraphBolt", "GraphBolt feature")
+"""Kinds of loaders that do not sample by gids."""
 
 
 @dataclass
@@ -44,7 +44,8 @@ class Load:
 @dataclass
 class Reading:
     """How it is read. memory: "roomy", "a quarter" of the tables for lines, "one page", or "hardly enough":
-    the least at which the first minibatch does not raise MemoryBudgetError. options: of gids.open()."""
+    a quarter more than an amount at which the first minibatch does not raise MemoryBudgetError, and at half of
+    which it does. options: of gids.open()."""
 
     device: str = "cpu"
     late: bool = False
@@ -87,16 +88,16 @@ class Scenario:
 
 def draw(number: int, *, ranks: bool = False) -> Scenario:
     """The scenario of a number. ranks: of two processes."""
-    load = draw_load(random.Random(f"load {number // 2}"), ranks)
+    load = draw_load(number // 2, ranks)
     r = random.Random(f"{number} {ranks}")
     s = Scenario(number, load, draw_reading(r, load, ranks), draw_reading(r, load, ranks), [])
-    s.acts = [_draw_act(r, load, ranks) for _ in range(r.choice([1, 2, 2, 3]))]
+    s.acts = [_draw_act(r, load, ranks) for _ in range(r.choice([1, 1, 2, 2, 3]))]
     if s.reading.device == "cuda":
         del s.acts[1:]  # the emulator is slow
     s.holds = r.choice([0, 0, 1, 4])
     if ranks:
         s.share = r.choice(["seeds", "rows", "rows", "parts", "parts", "replicas"])
-        if load.kind in ("FeatureLoader", *ON_CPU):
+        if load.kind in THEIR_SAMPLERS:
             s.share = "seeds"
         if s.share != "seeds":
             load.apart = False
@@ -109,8 +110,10 @@ def draw(number: int, *, ranks: bool = False) -> Scenario:
     return s
 
 
-def draw_load(r: random.Random, ranks: bool) -> Load:
-    kind = r.choice(["NodeLoader"] * 3 + ["EdgeLoader"] + list(KINDS))
+def draw_load(number: int, ranks: bool) -> Load:
+    r = random.Random(f"load {number}")
+    kinds = ["NodeLoader"] * 3 + ["EdgeLoader", "PyG"] + list(KINDS)
+    kind = kinds[number % len(kinds)]
     load = Load(kind, typed=r.random() < 0.4, apart=r.random() < 0.15 and not kind.startswith("GraphBolt"))
     types = ["paper", "author"] if load.typed else ["paper"]
     every = [f"{ntype}.{key}" for ntype in types for key in KEYS]
@@ -127,7 +130,7 @@ def draw_load(r: random.Random, ranks: bool) -> Load:
     load.labels, load.negatives = r.choice([True, True, False, "inputs"]), r.choice([0, 1, 2])
     if load.sampler == "disjoint" and load.labels == "inputs" or kind.startswith("PyG"):
         load.labels = True
-    load.stride, load.count = r.choice([7, 13, 25]), r.choice([1, 5, 12])
+    load.stride, load.count = r.choice([7, 13, 25]), r.choice([1, 4, 10])
     load.seeds = {
         "batch_size": r.choice([8, 12, 30]),
         "shuffle": r.random() < 0.7,
@@ -158,8 +161,8 @@ def draw_reading(r: random.Random, load: Load, ranks: bool) -> Reading:
         "direct": r.random() < 0.8,
         "threads": r.choice([None, 1, 2]),
     }
-    on_device = load.sampler in ON_DEVICE and load.kind not in ON_CPU and not ranks
-    if on_device and r.random() < 0.08:
+    on_device = load.sampler in ON_DEVICE or load.kind in THEIR_SAMPLERS
+    if on_device and load.kind != "GraphBolt feature" and not ranks and r.random() < 0.08:
         reading.device, reading.late = "cuda", r.random() < 0.5
         reading.options |= {"engine": "threads", "staging": 1 * MiB}
         if reading.options["policy"] in ("lru", "pinned"):
