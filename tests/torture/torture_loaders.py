@@ -135,9 +135,10 @@ class Edges(Nodes):
         src, _, dst = self.relation()
         pairs = batch.pairs.cpu()
         ends = torch.stack([nodes[src].cpu()[pairs[0]], nodes[dst].cpu()[pairs[1]]])
-        assert len(batch.labels) == batch.positive_count * (1 + self.load.negatives)
-        assert int(batch.labels.sum()) == batch.positive_count
-        seeds = self._number(ends[:, : batch.positive_count])
+        sources, positive = ends[0], batch.positive_count
+        assert batch.labels.tolist() == [1.0] * positive + [0.0] * (positive * self.load.negatives)
+        assert torch.equal(sources[positive:], sources[:positive].repeat_interleave(self.load.negatives))
+        seeds = self._number(ends[:, :positive])
         return seeds, digest_of(batch)
 
 
@@ -343,7 +344,7 @@ class Dgl(Kind):
 
 
 class GraphBolt(Given):
-    """LookaheadFetcher over a pipe of minibatches."""
+    """LookaheadFetcher over a pipe of minibatches. Ids are int32 where the load has labels=False."""
 
     def make(self, source: Any, *, device: str = "cpu", workers: int = 0, **place: Any) -> Any:
         import gids.graphbolt
@@ -375,7 +376,7 @@ class GraphBolt(Given):
             found: Any = {"node": {}, "edge": {}}
             for name, of_type in ids.items():
                 domain, typed, _ = data.graphbolt_name(name)
-                found[domain][typed] = of_type
+                found[domain][typed] = of_type.int() if self.load.labels is False else of_type
             if not data.typed:
                 found = {domain: next(iter(of.values()), None) for domain, of in found.items()}
             layers = [SimpleNamespace(original_edge_ids=found["edge"])] if found["edge"] is not None else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import json
 import pickle
 import random
@@ -27,6 +26,7 @@ from torture_scenario import Act, MiB, Reading, Scenario, draw
 import gids
 from gids import cuda
 from gids.errors import MemoryBudgetError
+from gids.sampler import Minibatch
 
 PLAIN: dict[str, Any] = {"memory": "64MB", "reads": "random", "queue_depth": 16}
 """Options of the loaders that others are compared with, and of those that validate."""
@@ -52,13 +52,13 @@ class Run:
             self.close(loader, self.s.reading)
 
     def act(self, source: Any, loader: Any, act: Act) -> Any:
-        """Take an epoch, or its first minibatches and the rest by a loader that resumes. Returns the loader of
-        the next epoch."""
+        """Take an epoch, or its first minibatches and the rest by a loader that resumes. Returns the next
+        epoch's loader."""
         epoch, length, batch = loader.epoch, len(loader), None
         found, kept = list[Looked](), list[Any]()
         if act.stop != 0:
             for batch in loader:
-                found.append(self.look(batch))
+                found.append(self.look(batch, epoch, len(found)))
                 kept += [batch] if len(kept) < self.s.holds else []
                 if act.validate == "of a second source" and len(found) == act.at + 1:
                     with gids.open(self.data.stores, **tuned(PLAIN)) as second:
@@ -86,7 +86,7 @@ class Run:
             resumed = self.open(self.s.other, closing)[1] if act.resume == "another" else loader
             resumed.load_state_dict(state)
             assert resumed.epoch == epoch
-            rest = [self.look(batch) for batch in resumed]
+            rest = [self.look(batch, epoch, n) for n, batch in enumerate(resumed, len(found))]
             self.compare(epoch, rest, len(found))
             counts = f"{len(found)} + {len(rest)} of {length} minibatches"
             assert len(found) + len(rest) == length, counts
@@ -119,7 +119,7 @@ class Run:
                 try:
                     source = trying.enter_context(self.open_source(reading, memory))
                     loader = self.make(source, reading)
-                    next(iter(loader))
+                    next(iter(loader), None)
                 except MemoryBudgetError:
                     continue
                 loader.close()
@@ -157,8 +157,10 @@ class Run:
 
     # --- comparing ---
 
-    def look(self, batch: Any) -> Looked:
+    def look(self, batch: Any, epoch: int, step: int) -> Looked:
         self.done[f"{self.s.load.kind}: minibatches"] += 1
+        if isinstance(batch, Minibatch):
+            assert (batch.epoch, batch.step) == (epoch, step)
         return self.kind.look(batch)
 
     def compare(self, epoch: int, found: list[Looked], first: int) -> None:
@@ -183,7 +185,7 @@ class Run:
         return _EXPECTED[key]
 
     def take_seeds(self, epoch: int, found: list[Looked]) -> None:
-        """Of a whole epoch. Without shuffle=True they are in the order given, with it in another each time."""
+        """Of a whole epoch: in the order given, or with shuffle=True in another one each time."""
         self.seeds[epoch] = seeds = [seed for seeds, _ in found for seed in seeds]
         load = self.s.load
         if self.kind.resumes and load.world == 1 and not load.typed and len(seeds) > 20:
@@ -300,7 +302,7 @@ def torture_ranks(number: int, data: dict[bool, TortureData], pool: RankPool) ->
 
 @contextlib.contextmanager
 def opened_data(folder: Path) -> Iterator[dict[bool, TortureData]]:
-    """Both datasets, which ranks load from this folder too. GraphBolt, or what stands for it, can be imported."""
+    """Both datasets, which ranks load from this folder too. Meanwhile GraphBolt can be imported."""
     data = {typed: TortureData(folder, typed=typed) for typed in (False, True)}
     for typed, of in data.items():
         (folder / f"{typed}.pickle").write_bytes(pickle.dumps(of))

@@ -43,9 +43,9 @@ class Load:
 
 @dataclass
 class Reading:
-    """How it is read. memory: "roomy", "a quarter" of the tables for lines, "one page", or "hardly enough":
-    a quarter more than an amount at which the first minibatch does not raise MemoryBudgetError, and at half of
-    which it does. options: of gids.open()."""
+    """How it is read. memory: "roomy", "a quarter" of the tables for lines, "one page", or "hardly enough": a
+    quarter more than an amount that is enough for the first minibatch, while half of it is not. options: of
+    gids.open()."""
 
     device: str = "cpu"
     late: bool = False
@@ -123,12 +123,14 @@ def draw_load(number: int, ranks: bool) -> Load:
     r.shuffle(load.tables)
     if r.random() < 0.3 and not any("tiny" in name for name in nodes):
         load.dtype = r.choice([torch.float32, torch.float16, torch.bfloat16])
-    samplers = PYG_SAMPLERS if kind.startswith("PyG") else EDGE_SAMPLERS if kind == "EdgeLoader" else list(OWN)
+    samplers = (
+        PYG_SAMPLERS if kind.startswith("PyG") else EDGE_SAMPLERS if kind == "EdgeLoader" else list(OWN)
+    )
     load.sampler = r.choice([name for name in samplers if not load.typed or name in TYPED_SAMPLERS])
     if load.sampler == "walks":
         load.tables = nodes
     load.labels, load.negatives = r.choice([True, True, False, "inputs"]), r.choice([0, 1, 2])
-    if load.sampler == "disjoint" and load.labels == "inputs" or kind.startswith("PyG"):
+    if (load.sampler == "disjoint" and load.labels == "inputs") or kind.startswith("PyG"):
         load.labels = True
     load.stride, load.count = r.choice([7, 13, 25]), r.choice([1, 4, 10])
     load.seeds = {
