@@ -160,7 +160,7 @@ class Run:
     def look(self, batch: Any, epoch: int, step: int) -> Looked:
         self.done[f"{self.s.load.kind}: minibatches"] += 1
         if isinstance(batch, Minibatch):
-            assert (batch.epoch, batch.step) == (epoch, step)
+            assert (batch.epoch, batch.step) == (epoch, step), f"epoch and step {batch.epoch}, {batch.step}"
         return self.kind.look(batch)
 
     def compare(self, epoch: int, found: list[Looked], first: int) -> None:
