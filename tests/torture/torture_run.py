@@ -152,7 +152,7 @@ class Run:
     def close(self, loader: Any, reading: Reading) -> None:
         packs = loader.stats().get("packs")
         if packs is not None:
-            self.done[f"superbatches by reads={reading.options['reads']!r}"] += packs["superbatches"]
+            self.done[f"superbatches by reads={reading.options['reads']!r}"] += packs.get("superbatches", 0)
         loader.close()
 
     # --- comparing ---
