@@ -379,7 +379,10 @@ class GraphBolt(Given):
                 found[domain][typed] = of_type.int() if self.load.labels is False else of_type
             if not data.typed:
                 found = {domain: next(iter(of.values()), None) for domain, of in found.items()}
-            layers = [SimpleNamespace(original_edge_ids=found["edge"])] if found["edge"] is not None else []
+            layers = [
+                SimpleNamespace(original_edge_ids=_every_second(found["edge"], first))
+                for first in range(2 if found["edge"] is not None else 0)
+            ]
             yield dgl.graphbolt.MiniBatch(
                 seed_nodes=number, input_nodes=found["node"], sampled_subgraphs=layers
             )
@@ -388,14 +391,23 @@ class GraphBolt(Given):
         rows = []
         for name in self.load.tables:
             domain, typed, key = self.data.graphbolt_name(name)
-            nodes = domain == "node"
-            ids = batch.input_nodes if nodes else batch.sampled_subgraphs[0].original_edge_ids
-            features = batch.node_features if nodes else batch.edge_features[0]
-            if self.data.typed:
-                ids, key = ids[typed], (typed, key)
-            self.data.check_rows(name, ids, features[key], self.load.dtype)
-            rows.append(features[key])
+            if domain == "node":
+                parts = [(batch.input_nodes, batch.node_features)]
+            else:
+                layers = [layer.original_edge_ids for layer in batch.sampled_subgraphs]
+                parts = list(zip(layers, batch.edge_features, strict=True))
+            for ids, features in parts:
+                of_type = ids[typed] if self.data.typed else ids
+                rows.append(features[(typed, key) if self.data.typed else key])
+                self.data.check_rows(name, of_type, rows[-1], self.load.dtype)
         return [batch.seed_nodes], digest(rows)
+
+
+def _every_second(ids: Any, first: int) -> Any:
+    """The ids of one of two layers."""
+    if isinstance(ids, dict):
+        return {relation: of_relation[first::2] for relation, of_relation in ids.items()}
+    return ids[first::2]
 
 
 class _Pipe(IterDataPipe[Any]):
