@@ -76,6 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = [
     "distributed",
     "native/test_native.py",
+    "torture/test_every_loader.py",
     "native/test_nvrtc.py",
     "test_bench.py",
     "write/test_kills.py",
@@ -91,7 +92,6 @@ LONGEST = [
     "test_gpu_check.py",
     "cuda/test_late_loaders.py",
     "dgl/test_dgl_samplers.py",
-    "torture/test_every_loader.py",
     "test_imports.py",
     "write/test_partition_by_graph.py",
     "loader/test_memory_shares.py",

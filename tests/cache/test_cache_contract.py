@@ -23,7 +23,6 @@ import pytest
 import torch
 from cache_runs import (
     FLOATS,
-    POLICIES,
     Make,
     check,
     check_cancel,
@@ -33,7 +32,6 @@ from cache_runs import (
     marked,
     random_batches,
     rows_of,
-    run,
     several_tables,
     windowed,
 )
@@ -69,50 +67,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         assert not device.mapped, "host memory is still mapped"
 
 
-GEOMETRIES = [
-    (1024, torch.float32, 4096),  # a row is a page
-    (100, torch.float32, 4096),  # ten rows to a page, with padding
-    (301, torch.float32, 4096),  # three rows to a page, of 4 bytes mod 16
-    (602, torch.float32, 4096),  # one row and padding
-    (3, torch.int8, 512),  # 170 rows to a page, single bytes
-    (1, torch.float16, 512),  # rows of 2 bytes
-    (1100, torch.float64, 4096),  # a row longer than a page
-    (768, torch.bfloat16, 512),  # longer than a page, three sectors
-    (1, torch.int64, 512),
-]
 """Values of a row, and bytes of a page."""
-LINES = [(0, 0), (1, 0), (40, 0), (20, 10), (0, 3), (1000, 0)]
-WINDOWS = [(0, 1), (6, 3), (16, 2), (4, 4), (20, 4)]
-ENGINES = ["uring", "threads", "mmap"]
-SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(9, 18)]
-
-
-@pytest.mark.parametrize("number", [*range(9), *SLOW])
-def test_rows_equal_the_source_in_runs_that_a_number_draws(tmp_path: Path, make: Make, number: int) -> None:
-    """Every policy with every geometry, and minibatches that are kept to the end. Lines, windows and engines
-    take turns."""
-    rng = np.random.default_rng(number)
-    dim, dtype, page_bytes = GEOMETRIES[number % len(GEOMETRIES)]
-    rows, shards = make_rows(600, dim, dtype), 1 + number % 3
-    table = write_raw_table(tmp_path, rows, page_bytes=page_bytes, shards=shards)
-    policies = POLICIES if make.on_device else [*POLICIES, "lru"]
-    for turn, policy in enumerate(policies, number):
-        lines, host_lines = LINES[turn % len(LINES)]
-        window, planned = WINDOWS[turn % len(WINDOWS)]
-        options = {} if make.on_device else {"kind": ENGINES[turn % len(ENGINES)]}
-        cache = make(table, lines, host_lines, policy=policy, **options)
-        count, most = (2, 150) if make.on_device else (5, 300)
-        batches = random_batches(rng, table, count, most)
-        batches += random_batches(rng, table, count, most, repeat=False)
-        if turn % 2:
-            check(cache, [table], batches, window, planned)
-        else:
-            kept = list(run(cache, batches, window, planned))
-            for ids, got in zip(batches, kept, strict=True):
-                assert same_bits(got[table.name], table.rows[ids[table.name]])
-        stats = cache.stats()[table.name]
-        if policy == "lookahead":
-            assert stats["loads"] > 0 if lines + host_lines else stats["bypasses"] > 0
 
 
 @pytest.mark.parametrize("scale", ["row", "column"])

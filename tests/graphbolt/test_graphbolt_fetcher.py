@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +13,9 @@ import pytest
 import torch
 from datasets import has_open
 from graphbolt_model import Dataset, Minibatches
-from late_device import LateDevice
-from open_options import tuned
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import gids
-from gids.cuda.device import Device
 
 MEMORY = {"memory": 1 << 28}
 
@@ -32,40 +28,6 @@ def pipe_of(minibatch: Any, dataset: Dataset, **options: Any) -> Minibatches:
 def fetcher(graphbolt: Any, minibatch: Any, dataset: Dataset) -> Any:
     pipe = pipe_of(minibatch, dataset)
     return pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys)
-
-
-@pytest.mark.parametrize(("window", "dtype"), [(0, torch.int64), (3, torch.int32), (23, torch.int64)])
-def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
-    graphbolt: Any, minibatch: Any, dataset: Dataset, window: int, dtype: torch.dtype
-) -> None:
-    source = gids.open(dataset.store.path, window=window, **MEMORY)
-    sampled = pipe_of(minibatch, dataset, dtype=dtype)
-    pipe, read = sampled.gids_fetch(source, dataset.node_keys, dataset.edge_keys), set()
-    for _epoch in range(2):
-        fetched = 0
-        for number, each in enumerate(pipe):
-            assert each.seed_nodes == number
-            fetched += model.check(dataset, each)
-        assert number == 39
-        assert fetched > 39
-        read.add(pipe.stats()["pages_read"])
-    assert len(read) == 1  # everything fits into the cache, which stays warm
-    pipe.close()
-
-
-def test_rows_on_a_device_whose_streams_run_late(
-    graphbolt: Any, minibatch: Any, dataset: Dataset, cuda_is: Callable[[Device], None]
-) -> None:
-    device = LateDevice(0, lazy=1.0)
-    cuda_is(device)
-    options: Any = {"memory": "16MB", "device_memory": "16MB", "staging": "1MiB"}
-    pipe = pipe_of(minibatch, dataset).gids_fetch(
-        gids.open(dataset.store, **tuned(options)), dataset.node_keys, dataset.edge_keys, device="cuda"
-    )
-    with device.use(device.new_stream()):
-        assert sum(bool(model.check(dataset, each)) for each in pipe) == 40
-    pipe.close()
-    device.close()
 
 
 def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, one: Dataset) -> None:

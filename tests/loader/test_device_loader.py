@@ -241,43 +241,6 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
     assert 3 << 20 < device.memory.peak_bytes <= 4 << 20
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(2))
-def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
-    papers: Path, cuda_is: Callable[[Device], None], seed: int
-) -> None:
-    rows = rows_of(papers, "paper.feat")
-    device = LateDevice(seed)
-    runs: list[list[list[int]]] = []
-    for late in (device, EmulatedDevice()):
-        cuda_is(late)
-        runs.append([])
-        options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": 3} | STAGING
-        training = late.new_stream()
-        with (
-            node_loader(
-                papers,
-                torch.arange(200),
-                sampler=gids.sampler.Neighbor([5, 5]),
-                tables=["paper.feat"],
-                batch_size=20,
-                device="cuda",
-                topology_on="host",
-                seed=3,
-                **options,
-            ) as loader,
-            late.use(training),
-        ):
-            for minibatch in loader:
-                training.synchronize()
-                assert torch.equal(minibatch.features["paper.feat"], rows[minibatch.input_nodes])
-                runs[-1].append(minibatch.input_nodes.tolist())
-                del minibatch
-    device.close()
-    assert runs[0] == runs[1]
-    assert len(runs[0]) == 10
-
-
 @pytest.mark.parametrize("window", [0, 3])
 def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
     papers: Path, cuda_is: Callable[[Device], None], monkeypatch: pytest.MonkeyPatch, window: int

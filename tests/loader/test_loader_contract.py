@@ -21,7 +21,6 @@ from gids.cuda.device import Device
 from gids.io import Engine
 from gids.loader import feature_loader
 from gids.loader.stream import EpochStream
-from gids.write import DatasetWriter, edge_list
 
 BAD_PAGE = 52
 """Of paper.feat, in the first of two shards: rows 208 to 211."""
@@ -70,24 +69,6 @@ def way(request: pytest.FixtureRequest, path: Path, cuda_is: Callable[[Device], 
 def threads_of_gids() -> list[str]:
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     return sorted(name for name in names if name.startswith("gids"))
-
-
-def test_rows_are_those_of_the_source_and_belong_to_the_caller(way: Way, source: Ids) -> None:
-    with way.open() as loader:
-        for epoch in range(2):
-            batches = minibatches(8, epoch)
-            out = list(way.attach(loader, batches))  # kept whole: no buffer is used twice
-            for expected, (minibatch, features) in zip(batches, out, strict=True):
-                for name, ids in expected.items():
-                    assert torch.equal(minibatch[name], ids)
-                check(source, minibatch, features)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rows_come_in_the_dtype_asked_for(way: Way, source: Ids, dtype: torch.dtype) -> None:
-    with way.open(dtype=dtype) as loader:
-        for minibatch, features in way.attach(loader, minibatches(5)):
-            check(source, minibatch, features, dtype)
 
 
 def test_no_minibatches_no_ids_and_no_tables(way: Way) -> None:
@@ -171,17 +152,6 @@ def test_a_page_that_cannot_be_read_fails_the_minibatch_that_needs_it(
             check(source, minibatch, features)
 
 
-def test_a_second_stream_is_right_while_the_first_is_open(way: Way, source: Ids) -> None:
-    with way.open() as loader:
-        first, seen = way.attach(loader, minibatches(6, 1)), 0
-        for minibatch, features in first:
-            check(source, minibatch, features)
-            for other, rows in way.attach(loader, minibatches(2, 2, most=200)):
-                check(source, other, rows)
-                seen += 1
-        assert seen == 12
-
-
 @pytest.mark.few(4)
 @pytest.mark.parametrize("how", ["break", "exception", "close", "drop", "interrupt"])
 def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None:
@@ -224,24 +194,3 @@ def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None
     ):
         assert time.monotonic() < end, after
         time.sleep(0.01)
-
-
-def test_tables_of_a_second_dataset_are_loaded_beside_those_of_the_first(tmp_path: Path) -> None:
-    rows = torch.arange(50.0).view(50, 1)
-    edges = edge_list(torch.tensor([0, 1]), torch.tensor([1, 2]), num_src=50, num_dst=50)
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "_N", "feat", rows)
-        writer.write_edges(("_N", "_E", "_N"), edges)
-    with DatasetWriter(tmp_path / "b.gids") as writer:
-        writer.write_table("node", "_N", "scores", 2 * rows)
-    both = gids.open([tmp_path / "a.gids", tmp_path / "b.gids"])
-    for tables, expected in (
-        (None, {"_N.feat": rows, "_N.scores": 2 * rows}),
-        (["scores"], {"_N.scores": 2 * rows}),
-    ):
-        with gids.NodeLoader(both, torch.arange(50), [2], tables=tables, batch_size=50, seed=0) as loader:
-            (minibatch,) = loader
-        assert minibatch.features.keys() == expected.keys()
-        for name, values in expected.items():
-            assert torch.equal(minibatch.features[name], values[minibatch.input_nodes])
-    both.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -82,58 +81,6 @@ def open_loader(path: Path, **options: Any) -> gids.NodeLoader:
     return node_loader(path, seeds, given.pop("sampler", [3, 4]), **given)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_seed_comes_once_an_epoch(one_type: Path, source: Rows, shuffle: bool, drop_last: bool) -> None:
-    seeds = torch.from_numpy(np.random.default_rng(0).permutation(PAPERS)[:730])
-    with open_loader(one_type, seeds=seeds, shuffle=shuffle, drop_last=drop_last) as loader:
-        orders = []
-        for epoch in range(3):
-            assert loader.epoch == epoch
-            minibatches = list(loader)  # kept whole: no buffer is used twice
-            assert len(minibatches) == len(loader) == (7 if drop_last else 8)
-            assert [m.step for m in minibatches] == list(range(len(loader)))
-            assert {m.epoch for m in minibatches} == {epoch}
-            order = torch.cat([m.seeds for m in minibatches])  # type: ignore[misc]
-            orders.append(order.tolist())
-            assert len(order) == (700 if drop_last else 730)
-            assert set(order.tolist()) <= set(seeds.tolist())
-            assert len(set(order.tolist())) == len(order)
-            for m in minibatches:
-                nodes = m.input_nodes
-                assert torch.equal(m.features["paper.feat"], source["paper.feat"][nodes])
-                assert torch.equal(m.labels, source["paper.label"][m.seeds])  # type: ignore[index, arg-type]
-                assert torch.equal(nodes[: len(m.seeds)], m.seeds)  # type: ignore[arg-type]
-                assert len(nodes.unique()) == len(nodes)
-        if shuffle:
-            assert orders[0] != orders[1] != orders[2]
-        else:
-            assert orders[0] == orders[1] == seeds.tolist()[: len(orders[0])]
-
-
-def test_types_and_relations(two_types: Path, source: Rows) -> None:
-    seeds = {"paper": torch.arange(0, PAPERS, 7), "author": torch.arange(0, AUTHORS, 3)}
-    total = sum(map(len, seeds.values()))
-    with open_loader(two_types, seeds=seeds) as loader:
-        for _ in range(2):
-            seen: dict[str, list[int]] = {"paper": [], "author": []}
-            for m in loader:
-                for ntype, ids in m.seeds.items():
-                    seen[ntype] += ids.tolist()
-                    assert torch.equal(m.input_nodes[ntype][: len(ids)], ids)
-                assert m.features.keys() == {"paper.feat", "author.feat"}
-                for name, rows in m.features.items():
-                    assert torch.equal(rows, source[name][m.input_nodes[name.split(".")[0]]])
-                assert m.labels.keys() == {"paper"}
-                assert torch.equal(m.labels["paper"], source["paper.label"][m.seeds["paper"]])
-                for layer in m.blocks:
-                    assert len(layer) == 3
-            assert {t: sorted(ids) for t, ids in seen.items()} == {
-                t: ids.tolist() for t, ids in seeds.items()
-            }
-        assert len(loader) == -(-total // 100)
-
-
 def test_only_the_tables_asked_for(two_types: Path, source: Rows) -> None:
     seeds = {"paper": torch.arange(50)}
     with open_loader(two_types, seeds=seeds, tables=["author.feat"], labels=False) as loader:
@@ -205,16 +152,6 @@ def test_rows_of_reverses_need_the_ids_of_their_edges(tmp_path: Path) -> None:
         assert torch.equal(m.input_nodes["author"][blocks[writes].indices], sources[ids])  # type: ignore[call-overload]
 
 
-def test_labels_of_all_input_nodes(one_type: Path, two_types: Path, source: Rows) -> None:
-    with open_loader(one_type, labels="inputs") as loader:
-        for m in loader:
-            assert torch.equal(m.labels, source["paper.label"][m.input_nodes])  # type: ignore[index, arg-type]
-    with open_loader(two_types, labels="inputs", seeds={"author": torch.arange(100)}) as loader:
-        for m in loader:
-            assert torch.equal(m.labels["paper"], source["paper.label"][m.input_nodes["paper"]])  # type: ignore[index]
-            assert m.labels.keys() == {"paper"}  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("by_type", [False, True])
 @pytest.mark.parametrize("given", [torch.from_numpy, np.asarray])
 def test_seeds_that_the_user_changes_later_stay_those_given(
@@ -228,36 +165,6 @@ def test_seeds_that_the_user_changes_later_stay_those_given(
         array[:] = 1 << 40  # no node
         found = [first, *(m.seeds for m in epoch)]
     assert torch.equal(torch.cat([s["paper"] if isinstance(s, dict) else s for s in found]), expected)
-
-
-@pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
-def test_an_interrupted_epoch_goes_on_with_the_same_minibatches(one_type: Path, stop_after: int) -> None:
-    """From a state that went through a file, in loaders that differ in what does not matter."""
-    with open_loader(one_type) as loader:
-        expected = [fingerprint(m) for _ in range(3) for m in loader]
-        length = len(loader)
-    assert length == 7
-    with open_loader(one_type) as loader:
-        found = [fingerprint(m) for m in loader]
-        epoch = iter(loader)
-        for _ in range(stop_after):
-            found.append(fingerprint(next(epoch)))
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert (state["epoch"], state["step"]) == ((1, stop_after) if stop_after < length else (2, 0))
-    for options in (
-        {"window": 0},
-        {"window": 20, "threads": 1, "cache": 0},
-        {"tables": [], "labels": False},
-    ):
-        with open_loader(one_type, **options) as loader:
-            loader.load_state_dict(state)
-            assert loader.state_dict() == state
-            rest = []
-            while loader.epoch < 3:
-                rest += [(m.epoch, m.step, fingerprint(m)) for m in loader]
-            assert found + [r[2] for r in rest] == expected
-            steps = [divmod(i, length) for i in range(length + stop_after, 3 * length)]
-            assert [r[:2] for r in rest] == steps
 
 
 def test_a_state_has_the_epoch_and_the_next_step(one_type: Path) -> None:

@@ -82,36 +82,10 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_both(tmp_path_factory.mktemp(request.param), request.param, order)
 
 
-def by_nodes(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for m in gids.NodeLoader(source, torch.arange(NODES), [3], tables=["emb"], batch_size=9):
-        yield m.input_nodes, m.features["_N.emb"]
-
-
-def by_edges(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for m in gids.EdgeLoader(source, None, [2], tables={"b": "emb"}, batch_size=90):
-        yield m.input_nodes, m.features["b"]
-
-
 def by_features(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     ids = torch.arange(NODES).flip(0)
     with gids.FeatureLoader(source, ["emb"]) as loader, loader.attach([ids], lambda _: {"_N.emb": ids}) as it:
         yield ids, next(it)[1]["_N.emb"]
-
-
-def by_pyg(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    pyg = pytest.importorskip("gids.pyg", exc_type=ImportError)
-    for batch in pyg.NeighborLoader(source, [3], torch.arange(NODES), batch_size=9):
-        yield batch.n_id, batch.emb
-
-
-def by_dgl(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    dgl = pytest.importorskip("gids.dgl", exc_type=ImportError)
-    from dgl.dataloading import NeighborSampler
-
-    sampler = NeighborSampler([3], prefetch_node_feats=["emb"])
-    loader = dgl.DataLoader(dgl.graph(source), torch.arange(NODES), sampler, gids=source, batch_size=9)
-    for nodes, _, blocks in loader:
-        yield nodes, blocks[0].srcdata["emb"]
 
 
 def by_inference(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -127,21 +101,15 @@ def by_table(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield torch.arange(first, first + len(rows)), rows
 
 
-def by_packs(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    return by_nodes(source)
+EVERY = [by_features, by_inference, by_table]
 
 
-EVERY = [by_nodes, by_edges, by_features, by_pyg, by_dgl, by_inference, by_table, by_packs]
-
-
-@pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
 @pytest.mark.parametrize("read", EVERY, ids=lambda read: read.__name__)
 def test_rows_of_the_second_dataset_are_those_of_the_same_ids(
     both: tuple[Path, Path], read: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gids")
-    options: dict[str, Any] = {"reads": "pack"} if read is by_packs else {"check_crc": read is by_edges}
-    with gids.open(list(both), memory="64MB", **options) as source:
+    with gids.open(list(both), memory="64MB") as source:
         got = list(read(source))
     assert caplog.messages.count("rows are matched to those of a.gids: '_N' of b.gids by ids") == 1
     assert len(got)

@@ -123,22 +123,6 @@ def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) 
         assert isinstance(next(iter(loader)), HeteroData)
 
 
-def test_tables_of_several_datasets(several_path: Path, tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(2)
-    source = {"text": torch.randn(PAPERS, 5, generator=generator), "image": torch.randn(PAPERS, 3).half()}
-    tables = {}
-    for name, rows in source.items():
-        with DatasetWriter(tmp_path / f"{name}.gids") as writer:
-            writer.write_table("node", "paper", "feat", rows)
-        tables[name] = gids.FeatureStore(tmp_path / f"{name}.gids").table("feat")
-    with open_loader(several_path, [3], "paper", tables={"x": "paper.feat", **tables}) as loader:
-        expected = {"x": gids.FeatureStore(several_path).read_rows(range(PAPERS), "paper.feat"), **source}
-        for batch in loader:
-            for name, rows in expected.items():
-                assert batch["paper"][name].dtype == rows.dtype
-                assert torch.equal(batch["paper"][name], rows[batch["paper"].n_id])
-
-
 def test_a_table_gets_no_name_that_minibatches_have_already(one_path: Path, tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "x.gids") as writer:
         writer.write_table("node", "paper", "x", torch.ones(PAPERS, 2))
