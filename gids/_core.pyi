@@ -814,9 +814,17 @@ class RunMemory:
     """Memory for the rows that a RunReader keeps, and for pieces of its runs."""
 
     @staticmethod
-    def create(*, lines: int, row_bytes: int, pieces: int, piece_bytes: int) -> RunMemory: ...
+    def create(
+        *, lines: int, row_bytes: int, pieces: int, piece_bytes: int, lines_here: bool = True
+    ) -> RunMemory: ...
     @property
     def lines(self) -> int: ...
+    @property
+    def pieces(self) -> int: ...
+    @property
+    def pieces_address(self) -> int: ...
+    @property
+    def pieces_bytes(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -844,5 +852,19 @@ class RunReader:
         """
     @property
     def next_step(self) -> int: ...
+    @property
+    def next_uses(self) -> int: ...
+    @property
+    def next_copies(self) -> int: ...
+    def numbers(self, sources: UInt32, keeps: UInt32) -> None:
+        """Where lines are elsewhere, of the next step: for each use its line, or 2^31 + the row of the run.
+
+        For each row of the run the line that keeps it, or 2^32 - 1.
+        """
+    def next_piece(self) -> tuple[int, int, int, int, int, int]:
+        """Then rows of its run: (an errno or 0, file, offset, address, first row, rows). Blocks."""
+    def free_piece(self) -> None:
+        """The memory of the oldest piece that came is read into again."""
+    def end_step(self) -> None: ...
     def stats(self) -> dict[str, Any]:
         """steps, rows, bytes_read, wait_s, gather_s."""

@@ -42,7 +42,7 @@ from gids.loader.memory import (
     larger,
 )
 from gids.loader.options import explain_names
-from gids.loader.packer import PackedRows, Packer, Packs
+from gids.loader.packer import PackedRows, Packer
 from gids.loader.queue import Queue
 from gids.loader.row_source import Tables, chosen_tables, is_of_nodes
 from gids.loader.rows import Cache, CachedRows, EpochInput, IdsOf
@@ -50,7 +50,9 @@ from gids.loader.rows import Rows as EpochRows
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stats import Stats, epoch_summary, no_packs
 from gids.loader.stream import EpochStream
+from gids.loader.superbatch import Packs
 from gids.packs import MOST_ROWS
+from gids.packs.device_runs import OnDevice
 from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
@@ -328,7 +330,7 @@ class FeatureLoader(Closing):
         Raises ValueError if packs are asked for and impossible.
         """
         options, memory = self._options, self._placement.memory_bytes
-        if options.reads == "random" or self.device.type != "cpu":
+        if options.reads == "random":
             return None
         wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
         if options.reads == "pack" and wide is not None:
@@ -339,7 +341,11 @@ class FeatureLoader(Closing):
         if self._packs is None:
             scratch = self.source.lender.scratch(options, [p for t in self.tables for p in t.shard_paths])
             if scratch is not None:
-                self._packs = Packs(self.tables, options, self.dtype, self._engine, scratch, memory)
+                on = None
+                if (device := self.cuda_device) is not None:
+                    on = OnDevice(device, memory, options.staging)
+                host = self.source.memory
+                self._packs = Packs(self.tables, options, self.dtype, self._engine, scratch, host, on)
         return self._packs
 
     def _release_for_packs(self, epoch: EpochInput[Any]) -> dict[str, int]:

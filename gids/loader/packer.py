@@ -7,42 +7,21 @@ seconds decide. If that fails, it is read at random.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import torch
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from gids import _core
-from gids.cache.feature_cache import read_error
-from gids.cache.output_dtype import Outputs, out_dtype_of, overflow_error
-from gids.cuda import on_host
 from gids.errors import MemoryBudgetError
-from gids.loader.queue import without_frames
+from gids.loader.annex_rows import AnnexRows, DeviceAnnexRows, divide
 from gids.loader.rows import CachedRows, EpochInput, Features, Ids, Rows
-from gids.loader.stats import PACK_COUNTERS, PACK_SECONDS
-from gids.packs.annex import Annex, RowUses, pieces_of
-from gids.packs.annex import Superbatch as Planned
-from gids.packs.predict import measure_rates, predict
-from gids.packs.scratch import Scratch
+from gids.loader.superbatch import Ahead, Choice, Packs, Superbatch
+from gids.packs.annex import RowUses
 from gids.packs.spool import NotSpoolable, Spool, rows_of
 from gids.profiling import stage
-from gids.sizes import format_bytes
-from gids.store import Table
-from gids.store.geometry import align_up
-
-if TYPE_CHECKING:
-    from gids.io import Engine
-    from gids.loader.options import Options
-
-T = TypeVar("T")
-log = logging.getLogger("gids")
 
 LEAST_WAIT_S = 4.0
 """Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
@@ -62,352 +41,8 @@ _UNKNOWN_COUNT = 4096
 _PREPARING_SHARE = 3
 """Preparing a superbatch takes at most a third of the memory, which limits its length."""
 
-_WORK_SHARE = 16
-"""Beside another superbatch, a sweep takes a sixteenth of the memory; else half."""
-
 _SCRATCH_SHARE = 8
 """Its spool takes at most an eighth of the scratch."""
-
-
-@dataclass
-class Choice:
-    """How the minibatches of a superbatch are read. stats()["packs"]["choices"] has the fields.
-
-    way: "random" or "pack". predicted_s: seconds by way. returned, actual_s: minibatches that came so far,
-    and the seconds of reading them.
-    """
-
-    way: str
-    minibatches: int
-    predicted_s: Mapping[str, float] = field(default_factory=dict)
-    returned: int = 0
-    actual_s: float = 0.0
-
-
-class Ahead(Generic[T], Iterator[T]):
-    """The minibatches of an epoch. Some are sampled before they are asked for, and wait in spools.
-
-    minibatches: what the epoch samples from. Attributes: end: what comes after the sampled ones; None before
-    it is met.
-    """
-
-    def __init__(self, minibatches: Iterable[T]) -> None:
-        self.minibatches = minibatches
-        self.end: Exception | None = None
-        self._source = iter(minibatches)
-        self._spools: deque[Spool] = deque()
-        self._held: deque[T] = deque()  # after those in the spools
-
-    @property
-    def can_sample(self) -> bool:
-        """Whether more minibatches may be sampled ahead."""
-        return self.end is None and not self._held
-
-    def __next__(self) -> T:
-        while self._spools:
-            if len(self._spools[0]):
-                minibatch: T = self._spools[0].take()
-                return minibatch
-            if len(self._spools) == 1 and self.can_sample:
-                break  # more may come into it
-            self._spools.popleft().close()
-        if self._held:
-            return self._held.popleft()
-        for minibatch in self.sample():
-            return minibatch
-        assert self.end is not None
-        raise self.end
-
-    def sample(self) -> list[T]:
-        """The next minibatch of the source, which the caller spools or holds; [] at its end, or after its
-        error, which is raised in its place."""
-        if self.end is None:
-            try:
-                return [next(self._source)]
-            except StopIteration:
-                self.end = StopIteration()
-            except Exception as error:
-                self.end = without_frames(error)
-            self._source = iter(())
-        return []
-
-    def spool(self, spool: Spool) -> None:
-        """The next minibatches that are sampled ahead go there."""
-        self._spools.append(spool)
-
-    def hold(self, minibatch: T) -> None:
-        """Keep one in memory that goes into no spool. None is sampled ahead until it was asked for."""
-        self._held.append(minibatch)
-
-    def close(self) -> None:
-        """Drop what was sampled. Idempotent."""
-        while self._spools:
-            self._spools.popleft().close()
-        self._held.clear()
-        self._source = iter(())
-
-
-@dataclass(eq=False)
-class Superbatch:
-    """Minibatches that are read by packs together: those of an epoch from `first` on.
-
-    uses, planned: by table. lines: of each table. purposes: the memory to read it, bytes by purpose.
-    work_bytes: the memory to sweep it. swept: whether it may be read, once it is; None while it is sampled.
-    """
-
-    ahead: Ahead[Any]
-    first: int
-    spool: Spool
-    uses: list[RowUses]
-    minibatch_bytes: int = 0  # memory of the largest minibatch
-    planned: list[Planned] = field(default_factory=list)
-    lines: Sequence[int] = ()
-    purposes: Mapping[str, int] = field(default_factory=dict)
-    work_bytes: int = 0
-    choice: Choice = field(default_factory=lambda: Choice("random", 0))
-    swept: Future[bool] | None = None
-    cancel: _core.Cancel = field(default_factory=_core.Cancel.create)
-
-    def __len__(self) -> int:
-        return len(self.uses[0])
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self)
-
-
-class Packs:
-    """What the epochs of a FeatureLoader share: scratch, annexes, what was measured, counters.
-
-    memory_bytes: of the loader. Attributes: random_s: seconds that a minibatch waits for random reads, 0 if
-    it is not known. random_below: epochs of at most so many minibatches do not consider packs. coming: what
-    is prepared of a next epoch, or None. reading: the superbatch that is read, or None.
-    """
-
-    def __init__(
-        self,
-        tables: Sequence[Table],
-        options: Options,
-        dtype: torch.dtype | None,
-        engine: Engine,
-        scratch: Scratch,
-        memory_bytes: int,
-    ) -> None:
-        self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
-        self.scratch, self.memory_bytes = scratch, memory_bytes
-        self.annexes = [Annex(t, scratch) for t in tables]
-        self.workers = _core.Workers.create(options.threads or torch.get_num_threads())
-        self.thread = ThreadPoolExecutor(1, "gids-packs")
-        self.counters: Counter[str] = Counter(PACK_COUNTERS)
-        self.seconds: dict[str, float] = dict(PACK_SECONDS)
-        self.choices: list[Choice] = []
-        self.random_s, self.random_below = 0.0, 0.0
-        self.swept_bytes = 0
-        self.coming: Superbatch | None = None
-        self.reading: AnnexRows | None = None
-
-    def preparing_bytes(self, superbatch: Superbatch) -> int:
-        """Memory to plan and to sweep it beside another one, about: one table after the other."""
-        plans = sum(a.plan_bytes(uses) for a, uses in zip(self.annexes, superbatch.uses, strict=True))
-        passes = max(annex.passes_bytes() for annex in self.annexes)
-        return plans + max(passes, self.memory_bytes // _WORK_SHARE)
-
-    def prepare(self, superbatch: Superbatch) -> bool:
-        """Plan it, and write its copies if that is faster, or asked for. Returns whether it is read by packs.
-        Blocks. Raises OSError."""
-        begun, first_file, choice = time.perf_counter(), 0, superbatch.choice
-        for t, annex, uses, lines in self._parts(superbatch, superbatch.uses, superbatch.lines):
-            planned = annex.plan(
-                uses,
-                lines=lines,
-                work_bytes=superbatch.work_bytes,
-                workers=self.workers,
-                first_file=first_file,
-                cancel=superbatch.cancel,
-            )
-            superbatch.planned.append(planned)
-            first_file += len(t.shard_paths)
-        planned_at = time.perf_counter()
-        self.seconds["plan"] += planned_at - begun
-        choice.minibatches = len(superbatch)
-        if self.options.reads == "auto":
-            choice.predicted_s = self._predict(superbatch)
-            if choice.predicted_s["random"] <= choice.predicted_s["pack"]:
-                return False
-        choice.way = "pack"
-        for t, annex, planned in self._parts(superbatch, superbatch.planned):
-            crcs = t.checksums() if self.options.check_crc else None
-            swept = annex.sweep(
-                planned, self.engine, workers=self.workers, checksums=crcs, cancel=superbatch.cancel
-            )
-            self.swept_bytes += int(swept["bytes_read"])  # the engine counts them, too
-            self.counters["bytes_read"] += int(swept["bytes_read"])
-            self.counters["bytes_written"] += int(swept["bytes_written"])
-        self.counters["superbatches"] += 1
-        self.seconds["sweep"] += time.perf_counter() - planned_at
-        return True
-
-    def _parts(self, superbatch: Superbatch, *by_table: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """(table, annex, *of the table) of each table that the superbatch reads."""
-        for i, (t, annex) in enumerate(zip(self.tables, self.annexes, strict=True)):
-            yield t, annex, *(values[i] for values in by_table)
-
-    def _predict(self, superbatch: Superbatch) -> Mapping[str, float]:
-        rates = measure_rates(
-            [shard for t in self.tables for shard in t.shards],
-            self.scratch,
-            direct=self.options.direct,
-            engine=self.options.engine,
-            memory_bytes=self.memory_bytes,
-        )
-        plans = [planned.plan for planned in superbatch.planned]
-        sweeps = (
-            min(t.page_count, plan.copies) * t.page_bytes for t, plan in zip(self.tables, plans, strict=True)
-        )
-        return predict(
-            rates,
-            random_s=self.random_s * len(superbatch),
-            swept_bytes=sum(sweeps),
-            copied_bytes=sum(plan.nbytes for plan in plans),
-            uses=sum(uses.native.uses for uses in superbatch.uses),
-        )
-
-    def release(self, superbatch: Superbatch) -> None:
-        """End preparing it; its scratch, but for the spool, may be used again. Idempotent."""
-        superbatch.cancel.cancel()
-        if superbatch.swept is not None:
-            futures.wait([superbatch.swept])
-        for annex, planned in zip(self.annexes, superbatch.planned, strict=False):
-            annex.release(planned)
-        for uses in superbatch.uses:
-            uses.close()
-
-    def give_up(self, reason: object) -> None:
-        """Read at random from now on."""
-        if self.random_below < math.inf:
-            self.random_below = math.inf
-            log.warning("rows are read at random from now on, not by packs: %s", reason)
-
-    def keep(self, coming: Superbatch | None) -> None:
-        """Keep what is prepared of a next epoch, in place of what is kept."""
-        before, self.coming = self.coming, coming
-        if before is not None:
-            self.release(before)
-            before.ahead.close()
-
-    def ahead(self, minibatches: Iterable[T]) -> tuple[Ahead[T], Superbatch | None]:
-        """The minibatches of an epoch that begins, and what is prepared of them."""
-        coming = self.coming
-        if coming is None or coming.ahead.minibatches is not minibatches:
-            return Ahead(minibatches), None
-        self.coming = None
-        return coming.ahead, coming
-
-    def close(self) -> None:
-        """Give all scratch back. Idempotent. No superbatch may be read."""
-        self.keep(None)
-        self.thread.shutdown()
-        for annex in self.annexes:
-            annex.close()
-
-    def stats(self) -> dict[str, Any]:
-        """Counters, and each superbatch's choice."""
-        counters, seconds = self.counters.copy(), dict(self.seconds)
-        if self.reading is not None:
-            self.reading.count(counters, seconds)
-        return {
-            **counters,
-            "seconds": seconds,
-            "choices": [dict(vars(choice)) for choice in self.choices],
-            "scratch": [str(directory) for directory in self.scratch.directories],
-        }
-
-
-class AnnexRows:
-    """Reads the minibatches of a superbatch from its annex, in their order.
-
-    Attributes: next: the minibatch that is read next; end: after the last one.
-    """
-
-    def __init__(self, packs: Packs, superbatch: Superbatch) -> None:
-        self._packs, self._superbatch = packs, superbatch
-        self.choice = superbatch.choice
-        packs.reading = self
-        self.next, self.end = superbatch.first, superbatch.end
-        most = {t.name: uses.native.longest for t, uses in zip(packs.tables, superbatch.uses, strict=True)}
-        self._outputs = Outputs(
-            packs.tables, packs.dtype, keep_bytes=superbatch.purposes["outputs"], rows=most
-        )
-        self._readers = []
-        for t, annex, planned, lines in zip(
-            packs.tables, packs.annexes, superbatch.planned, superbatch.lines, strict=True
-        ):
-            pieces, piece_bytes = pieces_of(packs.memory_bytes, len(packs.tables))
-            memory = _core.RunMemory.create(
-                lines=lines, row_bytes=t.row_bytes, pieces=pieces, piece_bytes=piece_bytes
-            )
-            form = self._outputs.forms[t.name]
-            self._readers.append(annex.reader(planned, memory, form, workers=packs.workers))
-
-    def has(self, t: int) -> bool:
-        """Whether it has this minibatch of the epoch."""
-        return self.next <= t < self.end
-
-    def skip_to(self, t: int) -> None:
-        """The minibatches before this one were read at random."""
-        while self.next < t:
-            for number in range(len(self._readers)):
-                self._read(number, None)
-            self.next += 1
-
-    def gather(self, ids: Ids) -> Features:
-        """The rows of the next minibatch, whose ids these are. Blocks.
-
-        Raises StorageError, OverflowError, and RuntimeError if it is not the minibatch that was spooled.
-        """
-        step, features = self.next - self._superbatch.first, {}
-        for number, (t, uses) in enumerate(zip(self._packs.tables, self._superbatch.uses, strict=True)):
-            count, now = uses.native.count(step), len(ids.get(t.name, ()))
-            if now != count:
-                raise RuntimeError(
-                    f"minibatch {self.next} reads {now} rows of {t.name!r}, and read {count} before it was "
-                    "pickled: let its sampler return objects that pickle faithfully, or use reads='random'"
-                )
-            out = self._outputs.take(t, count)
-            self._read(number, out)
-            if t.name in ids:
-                features[t.name] = self._outputs.tensor(t, out)
-        self.next += 1
-        return features
-
-    def _read(self, number: int, out: Any) -> None:
-        packs, table = self._packs, self._packs.tables[number]
-        code, file, offset, overflowed = self._readers[number].read(out)
-        if code:
-            raise read_error(code, packs.scratch.directories[file], offset, " of scratch")
-        if overflowed:
-            raise overflow_error(table, out_dtype_of(table, packs.dtype))
-
-    def memory(self) -> dict[str, int]:
-        """Bytes by purpose."""
-        return {**self._superbatch.purposes, "outputs": self._outputs.pool.peak_bytes}
-
-    def count(self, counters: Counter[str], seconds: dict[str, float]) -> None:
-        """Add what was read so far."""
-        for number, reader in enumerate(self._readers):
-            stats = reader.stats()
-            counters["bytes_read"] += stats["bytes_read"]
-            counters["minibatches"] += stats["steps"] if number == 0 else 0
-            for name in ("wait", "gather"):
-                seconds[name] += stats[f"{name}_s"]
-
-    def close(self) -> None:
-        """Let reads finish, and free the memory and the scratch."""
-        packs = self._packs
-        self.count(packs.counters, packs.seconds)
-        self._readers.clear()
-        packs.reading = None
-        packs.release(self._superbatch)
 
 
 class Packer:
@@ -463,7 +98,7 @@ class Packer:
         if not again or not isinstance(self.ahead.end, StopIteration) or self._epoch.following is None:
             return
         if (following := self._epoch.following()) is not None:
-            self._begin(Ahead(following), 0, ())
+            self._begin(self.packs.new_ahead(following), 0, ())
 
     def _begin(self, ahead: Ahead[Any], first: int, entered: Sequence[Ids]) -> None:
         packs = self.packs
@@ -473,7 +108,7 @@ class Packer:
             uses = [RowUses(t, packs.scratch) for t in packs.tables]
             self.coming = Superbatch(ahead, first, spool, uses)
             for ids in entered:
-                self._append(self.coming, rows_of(on_host(ids), packs.tables))
+                self._append(self.coming, rows_of(self._on_host(ids), packs.tables))
         except (OSError, MemoryError) as error:
             self._fail(error)
 
@@ -494,12 +129,13 @@ class Packer:
     def _put(self, coming: Superbatch, minibatch: Any) -> None:
         packs = self.packs
         try:
-            rows = rows_of(on_host(self._epoch.ids_of(minibatch)), packs.tables)
+            rows = rows_of(self._on_host(self._epoch.ids_of(minibatch)), packs.tables)
         except Exception:
             return coming.ahead.hold(minibatch)
         nbytes = self._epoch.bytes_of(minibatch)
         try:
-            coming.spool.put(minibatch)
+            with self._spooling():
+                coming.spool.put(minibatch)
         except (NotSpoolable, OSError, MemoryError) as error:
             coming.ahead.hold(minibatch)
             return self._fail(error)
@@ -509,13 +145,21 @@ class Packer:
         except (OSError, MemoryError) as error:
             self._fail(error)
 
+    def _on_host(self, ids: Ids) -> Ids:
+        on = self.packs.on_device
+        return ids if on is None else on.ids_on_host(ids)
+
+    def _spooling(self) -> AbstractContextManager[object]:
+        on = self.packs.on_device
+        return nullcontext() if on is None else on.spooling()
+
     def came(self, t: int, ids: Ids) -> None:
         """Minibatch t is read at random. It is in the superbatch, also if the spool did not have it."""
         coming = self.coming
         if coming is None or coming.swept is not None or coming.ahead is not self.ahead or t < coming.end:
             return
         try:
-            self._append(coming, rows_of(on_host(ids), self.packs.tables))
+            self._append(coming, rows_of(self._on_host(ids), self.packs.tables))
         except (OSError, MemoryError) as error:
             self._fail(error)
 
@@ -532,11 +176,10 @@ class Packer:
         if coming.ahead.can_sample or self._epoch.following is not None:
             kept_bytes = {**kept_bytes, "next superbatch": packs.preparing_bytes(coming)}
         try:
-            coming.lines, coming.purposes = _divide(packs, coming, kept_bytes)
+            coming.lines, coming.purposes = divide(packs, coming, kept_bytes)
         except MemoryBudgetError as error:
             return self._fail(error)
-        coming.work_bytes = packs.memory_bytes // (2 if packs.reading is None else _WORK_SHARE)
-        coming.swept = packs.thread.submit(packs.prepare, coming)
+        packs.begin(coming)
 
     def finish(self) -> AnnexRows | None:
         """Wait until the superbatch is prepared, and begin to read it. None: it is read at random."""
@@ -554,7 +197,8 @@ class Packer:
             packs.release(coming)
             return None
         packs.choices.append(coming.choice)
-        return AnnexRows(packs, coming)
+        on = packs.on_device
+        return AnnexRows(packs, coming) if on is None else DeviceAnnexRows(packs, coming, on)
 
     def _fail(self, error: object) -> None:
         """Read the superbatch at random, and those after it."""
@@ -576,39 +220,6 @@ class Packer:
             self.coming = None
         self.stop()
         self.ahead.close()
-
-
-def _divide(
-    packs: Packs, superbatch: Superbatch, kept_bytes: Mapping[str, int]
-) -> tuple[list[int], dict[str, int]]:
-    """(lines by table, bytes by purpose) to read a superbatch. Raises MemoryBudgetError."""
-    tables, uses = packs.tables, [u.native for u in superbatch.uses]
-    forms = Outputs(tables, packs.dtype).forms
-    longest = [u.longest for u in uses]
-    output_bytes = sum(
-        align_up(n * forms[t.name].out_row_bytes, 4096) for t, n in zip(tables, longest, strict=True)
-    )
-    pieces, piece_bytes = pieces_of(packs.memory_bytes, len(tables))
-    purposes = {
-        **kept_bytes,
-        "outputs": 2 * output_bytes,  # one of them is the consumer's
-        "window": 3 * superbatch.minibatch_bytes,
-        "requests": 12 * sum(longest),
-        "pieces": pieces * piece_bytes * len(tables),
-    }
-    left = packs.memory_bytes - sum(purposes.values())
-    if left < 0:
-        listing = " + ".join(f"{name} {format_bytes(n)}" for name, n in purposes.items())
-        raise MemoryBudgetError(f"{format_bytes(packs.memory_bytes)} are too little for {listing}")
-    read = [u.uses * t.row_bytes for t, u in zip(tables, uses, strict=True)]
-    lines = [
-        min(t.row_count, left * of_table // max(1, sum(read)) // _core.annex_row_bytes(t.row_bytes))
-        for t, of_table in zip(tables, read, strict=True)
-    ]
-    purposes["lines"] = sum(
-        n * _core.annex_row_bytes(t.row_bytes) for t, n in zip(tables, lines, strict=True)
-    )
-    return lines, purposes
 
 
 class PackedRows(Rows):

@@ -109,7 +109,7 @@ class Spool:
         lengths = self._lengths.popleft()
         if self._pool is None:
             self._pool = _core.BufferPool.create(_KEPT * self._longest)
-        memory = memoryview(self._pool.take(_end_of(lengths), self._longest))
+        memory = self._pool.take(_end_of(lengths), self._longest).data
         at = accumulate(map(_room_of, lengths), initial=0)
         parts = [
             memory[i : i + n] if n >= _SMALL else memoryview(bytearray(n))

@@ -34,6 +34,7 @@ using packs::Writer;
 using RowIds = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<u8, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using RunningAnnexSweep = Running<AnnexSweep>;
 
@@ -121,6 +122,23 @@ nb::tuple read_step(RunningReader& reader, std::optional<Rows> out) {
   return nb::make_tuple(r.error, r.file, r.offset, r.overflowed);
 }
 
+void numbers(RunningReader& reader, Numbers sources, Numbers keeps) {
+  if (sources.size() != reader->next_uses() || keeps.size() != reader->next_copies())
+    throw std::invalid_argument("expected uint32[" + std::to_string(reader->next_uses()) + "] and uint32[" +
+                                std::to_string(reader->next_copies()) + "]");
+  nb::gil_scoped_release release;
+  reader->numbers({sources.data(), sources.size()}, {keeps.data(), keeps.size()});
+}
+
+nb::tuple next_piece(RunningReader& reader) {
+  RunReader::View v;
+  {
+    nb::gil_scoped_release release;
+    v = reader->next_piece(Signals(nullptr));
+  }
+  return nb::make_tuple(v.result.error, v.result.file, v.result.offset, reinterpret_cast<u64>(v.memory), v.first, v.rows);
+}
+
 nb::dict stats_of(const RunningReader& reader) {
   const RunReader::Stats& s = reader->stats();
   nb::dict d;
@@ -183,11 +201,14 @@ void bind_annex(nb::module_& m) {
   nb::class_<RunMemory>(m, "RunMemory", "Memory for the rows that a RunReader keeps, and for pieces of its runs.")
       .def("__init__", [](RunMemory*, u64, u32, u32, u64) { throw nb::type_error("use RunMemory.create"); })
       .def_static("create",
-                  [](u64 lines, u32 row_bytes, u32 pieces, u64 piece_bytes) {
-                    return std::make_shared<RunMemory>(lines, row_bytes, pieces, piece_bytes);
+                  [](u64 lines, u32 row_bytes, u32 pieces, u64 piece_bytes, bool lines_here) {
+                    return std::make_shared<RunMemory>(lines, row_bytes, pieces, piece_bytes, lines_here);
                   },
-                  nb::kw_only(), "lines"_a, "row_bytes"_a, "pieces"_a, "piece_bytes"_a)
+                  nb::kw_only(), "lines"_a, "row_bytes"_a, "pieces"_a, "piece_bytes"_a, "lines_here"_a = true)
       .def_prop_ro("lines", &RunMemory::lines)
+      .def_prop_ro("pieces", &RunMemory::pieces)
+      .def_prop_ro("pieces_address", [](RunMemory& m) { return reinterpret_cast<u64>(m.piece(0)); })
+      .def_prop_ro("pieces_bytes", &RunMemory::pieces_bytes)
       .def_prop_ro("nbytes", &RunMemory::bytes);
 
   nb::class_<RunningReader>(m, "RunReader", "Reads the steps of a superbatch from its annex, in their order.")
@@ -197,6 +218,16 @@ void bind_annex(nb::module_& m) {
            "The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. None: only keeps what "
            "later steps need. Returns (an errno or 0, file, offset, whether a finite value became infinite).")
       .def_prop_ro("next_step", [](RunningReader& reader) { return reader->next_step(); })
+      .def_prop_ro("next_uses", [](RunningReader& reader) { return reader->next_uses(); })
+      .def_prop_ro("next_copies", [](RunningReader& reader) { return reader->next_copies(); })
+      .def("numbers", &numbers, "sources"_a.noconvert(), "keeps"_a.noconvert(),
+           "Where lines are elsewhere: of the next step, for each use its line, or 2^31 + the row of the run; for each row "
+           "of the run the line that keeps it, or 2^32 - 1.")
+      .def("next_piece", &next_piece,
+           "Then rows of its run: (an errno or 0, file, offset, address, first row, rows). Blocks.")
+      .def("free_piece", [](RunningReader& reader) { reader->free_piece(); },
+           "The memory of the oldest piece that came is read into again.")
+      .def("end_step", [](RunningReader& reader) { reader->end_step(); })
       .def("stats", &stats_of);
 }
 

@@ -51,7 +51,7 @@ std::unique_ptr<AnnexPlan> plan_annex(Uses& uses, const cache::Geometry& geometr
                                       cache::Workers& workers, const Check& check) {
   geometry.validate();
   if (geometry.row_count != uses.row_count()) throw std::invalid_argument("the uses are of another table");
-  if (options.lines >= no_line) throw std::length_error("lines are numbers of 4 bytes: there are too many");
+  if (options.lines >= u64{1} << 31) throw std::length_error("lines are numbers of 31 bits: there are too many");
   auto plan = std::make_unique<AnnexPlan>();
   plan->geometry = geometry;
   plan->steps = uses.steps();

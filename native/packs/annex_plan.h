@@ -65,7 +65,7 @@ struct AnnexPlan {
 };
 
 // Plans the annex for the uses. Throws std::invalid_argument for pages that the sweep cannot hold, std::length_error for
-// more lines than numbers of 4 bytes have, std::system_error.
+// more lines than numbers of 31 bits, std::system_error.
 std::unique_ptr<AnnexPlan> plan_annex(Uses& uses, const cache::Geometry& geometry, const PlanOptions& options,
                                       cache::Workers& workers, const Check& check);
 

@@ -41,11 +41,13 @@ struct RunReader::Piece {
   std::shared_ptr<Reads> reads;
 };
 
-RunMemory::RunMemory(u64 lines, u64 row_bytes, u32 pieces, u64 piece_bytes)
-    : stride_(stride_of(row_bytes)),
+RunMemory::RunMemory(u64 lines, u64 row_bytes, u32 pieces, u64 piece_bytes, bool lines_here)
+    : lines_here_(lines_here),
+      count_of_lines_(lines),
+      stride_(stride_of(row_bytes)),
       piece_rows_(std::max<u64>(piece_bytes / (block_rows(stride_) * stride_), 1) * block_rows(stride_)),
       count_(pieces),
-      lines_(lines * stride_),
+      lines_(lines_here ? lines * stride_ : 0),
       pieces_(pieces * piece_rows_ * stride_) {
   if (!pieces) throw std::invalid_argument("pieces must be 1 or more");
 }
@@ -103,6 +105,7 @@ void RunReader::submit_ahead() {
 
 RunReader::Result RunReader::read(std::byte* out, const std::function<void()>& check) {
   if (step_ == plan_->steps) throw std::out_of_range("all steps of the superbatch were read");
+  if (!memory_->lines_here()) throw std::logic_error("the lines are elsewhere");
   const u64 begun = io::now_ns();
   u64 waited = 0;
   const Moves& moves = plan_->moves[step_];
@@ -126,12 +129,46 @@ RunReader::Result RunReader::read(std::byte* out, const std::function<void()>& c
   const u64 row_bytes = form_.out_row_bytes();
   for (u32 i = 2 * moves.copies; out && i < run_.size(); i += 2)
     std::memcpy(out + run_[i] * row_bytes, out + run_[i + 1] * row_bytes, row_bytes);
-  ++step_;
-  ++stats_.steps;
+  end_step();
   stats_.rows += lines_.size();
   stats_.wait_ns += waited;
   stats_.gather_ns += io::now_ns() - begun - waited;
   return result;
+}
+
+void RunReader::numbers(std::span<u32> sources, std::span<u32> keeps) {
+  if (step_ == plan_->steps) throw std::out_of_range("all steps of the superbatch were read");
+  const Moves& moves = plan_->moves[step_];
+  run_.resize(moves.numbers());
+  uses_->read_run(step_, run_);
+  uses_->read_lines(step_, sources);
+  for (u32 i = 0; i < moves.copies; ++i) sources[run_[i]] = in_run | i;
+  for (u32 i = 2 * moves.copies; i < run_.size(); i += 2) sources[run_[i]] = sources[run_[i + 1]];
+  std::copy_n(run_.begin() + moves.copies, moves.copies, keeps.begin());
+}
+
+RunReader::View RunReader::next_piece(const std::function<void()>& check) {
+  if (taken_ == reading_.size()) throw std::logic_error("the memory of pieces is in use");
+  const Piece& piece = reading_[taken_];
+  if (piece.step != step_) throw std::logic_error("all pieces of the step were read");
+  const u64 before = io::now_ns();
+  engine_->wait(*piece.reads, check);
+  stats_.wait_ns += io::now_ns() - before;
+  if (const int error = piece.reads->error) return {{error, piece.reads->file, piece.reads->offset, false}};
+  ++taken_;
+  return {{}, piece.memory, piece.first, piece.rows};
+}
+
+void RunReader::free_piece() {
+  if (!taken_) throw std::logic_error("no piece is in use");
+  --taken_;
+  reading_.pop_front();
+  submit_ahead();
+}
+
+void RunReader::end_step() {
+  ++step_;
+  ++stats_.steps;
 }
 
 // Copies what lines have to the rows of the step. Returns whether a finite value became infinite; as the next one.

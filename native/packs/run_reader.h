@@ -18,22 +18,25 @@
 
 namespace gids::packs {
 
-// Memory of readers, one at a time: for the rows that lines keep, and for pieces.
+// Memory of readers, one at a time: for the rows that lines keep, and for pieces. Lines may be elsewhere: on a device.
 class RunMemory {
  public:
   // piece_bytes: about; a piece has whole rows and whole blocks.
-  RunMemory(u64 lines, u64 row_bytes, u32 pieces, u64 piece_bytes);
+  RunMemory(u64 lines, u64 row_bytes, u32 pieces, u64 piece_bytes, bool lines_here);
 
-  u64 lines() const { return lines_.bytes() / stride_; }
+  bool lines_here() const { return lines_here_; }
+  u64 lines() const { return count_of_lines_; }
   u64 stride() const { return stride_; }
   u32 pieces() const { return count_; }
   u64 piece_rows() const { return piece_rows_; }
   std::byte* line(u64 number) { return lines_.data() + number * stride_; }
   std::byte* piece(u64 number) { return pieces_.data() + number % count_ * piece_rows_ * stride_; }
   size_t bytes() const { return lines_.bytes() + pieces_.bytes(); }
+  size_t pieces_bytes() const { return pieces_.bytes(); }
 
  private:
-  u64 stride_, piece_rows_;
+  bool lines_here_;
+  u64 count_of_lines_, stride_, piece_rows_;
   u32 count_;
   HugeArray<std::byte> lines_, pieces_;
 };
@@ -63,6 +66,22 @@ class RunReader {
   // nullptr: only keeps what later steps need. check: see io::Engine::wait.
   Result read(std::byte* out, const std::function<void()>& check);
 
+  // In place of read(), where lines are elsewhere. First the step's numbers: for each use the line that its row is copied
+  // from, or in_run and the row of the run; and for each row of the run the line that keeps it, or no_line.
+  static constexpr u32 in_run = 1u << 31;
+  u64 next_copies() const { return step_ < plan_->steps ? plan_->moves[step_].copies : 0; }
+  void numbers(std::span<u32> sources, std::span<u32> keeps);
+  // Then its pieces, until all rows of the run came. Waits. The memory of a piece is read into again after free_piece(),
+  // the oldest one first.
+  struct View {
+    Result result;
+    const std::byte* memory = nullptr;
+    u64 first = 0, rows = 0;  // of the run
+  };
+  View next_piece(const std::function<void()>& check);
+  void free_piece();
+  void end_step();
+
   struct Stats {
     u64 steps = 0, rows = 0, bytes_read = 0, wait_ns = 0, gather_ns = 0;
   };
@@ -83,6 +102,7 @@ class RunReader {
   const cache::RowForm form_;
   u32 step_ = 0;
   std::deque<Piece> reading_;       // oldest first
+  size_t taken_ = 0;                // of these by next_piece()
   u64 submitted_ = 0;               // pieces so far
   u32 ahead_step_ = 0;              // of the next piece,
   u64 ahead_row_ = 0;               // which begins with this row of the step's run

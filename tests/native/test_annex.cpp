@@ -141,7 +141,7 @@ void every_row(const std::string& dir, const std::string& kind, u64 seed) {
   auto runs = io::open_engine(kind, {paths.back()}, options);
   cache::RowForm form;
   form.row_bytes = row_bytes;
-  auto memory = std::make_shared<RunMemory>(lines, row_bytes, 3, 32 << 10);
+  auto memory = std::make_shared<RunMemory>(lines, row_bytes, 3, 32 << 10, true);
   {
     RunReader left(runs, workers, memory, uses, plan, 0, form);  // with reads in flight
   }

@@ -14,7 +14,7 @@ import torch
 from packs_example import assert_all_same, assert_same, open_loader, open_source, scratch_files
 
 import gids
-from gids.loader import packer
+from gids.loader import packer, superbatch
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 def packs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """reads="auto" considers packs for any epoch, and finds that they pay."""
     monkeypatch.setattr(packer, "LEAST_WAIT_S", 1e-9)
-    monkeypatch.setattr(packer, "predict", lambda *_, **__: {"random": 2.0, "pack": 1.0})
+    monkeypatch.setattr(superbatch, "predict", lambda *_, **__: {"random": 2.0, "pack": 1.0})
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_long_epoch_goes_over_to_packs(path: Path, epochs: list[list[Minibatch
 def test_random_reads_that_are_faster_stay(
     path: Path, packs_pay: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packer, "predict", lambda *_, **__: {"random": 1.0, "pack": 2.0})
+    monkeypatch.setattr(superbatch, "predict", lambda *_, **__: {"random": 1.0, "pack": 2.0})
     with open_source(path, "auto", 2 * MIB) as source, open_loader(source, batch_size=16) as loader:
         expected = open_loader(open_source(path, "random"), batch_size=16)
         for _ in range(2):
