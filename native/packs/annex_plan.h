@@ -3,7 +3,7 @@
 // copy is decided here, once and for all: it goes to the rows of its step, and, if a later step finds it in the cache, to a
 // line until the last one that does. So a reader (run_reader.h) keeps no state but its place.
 //
-// A superbatch is planned by four passes over its uses; then a sweep (annex_sweep.h) writes the copies. Called by bind/.
+// A superbatch is planned by four passes over its uses; then a sweep (sweep.h) writes the copies. Called by bind/.
 // Knows rows, steps and bytes; knows nothing of minibatches or files.
 #pragma once
 

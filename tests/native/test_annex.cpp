@@ -19,7 +19,7 @@
 #include "cache/page_cache.h"
 #include "check.h"
 #include "packs/annex_plan.h"
-#include "packs/annex_sweep.h"
+#include "packs/sweep.h"
 #include "packs/run_reader.h"
 
 using namespace gids;
