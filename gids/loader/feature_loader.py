@@ -345,7 +345,9 @@ class FeatureLoader(Closing):
                 if (device := self.cuda_device) is not None:
                     on = OnDevice(device, memory, options.staging)
                 host = self.source.memory
-                self._packs = Packs(self.tables, options, self.dtype, self._engine, scratch, host, on)
+                self._packs = Packs(
+                    self.tables, options, self.dtype, self._engine, scratch, host, self._seconds, on
+                )
         return self._packs
 
     def _release_for_packs(self, epoch: EpochInput[Any]) -> dict[str, int]:
@@ -411,8 +413,8 @@ class FeatureLoader(Closing):
         result["requests"] = io["requests"]
         result["seconds"] = {
             "sample": self._seconds["sample"],
-            "plan": total("enter_s") + total("plan_s") + total("retire_s") + packs["seconds"]["plan"],
-            "wait": total("wait_s") + packs["seconds"]["sweep"] + packs["seconds"]["wait"],
+            "plan": total("enter_s") + total("plan_s") + total("retire_s"),
+            "wait": total("wait_s") + packs["seconds"]["wait"],
             "gather": total("gather_s") + packs["seconds"]["gather"],
             "read": io["busy_s"],
         }

@@ -114,11 +114,12 @@ class Packer:
 
     def sample(self, count: int) -> None:
         """Sample so many minibatches more, while there is room. What fails comes in its place later."""
+        begun = time.perf_counter()
         with stage("sample"):
-            for _ in range(count):
-                if not self.sampling:
-                    return
+            while count and self.sampling:
                 self._sample()
+                count -= 1
+        self.packs.sampled_s["sample"] += time.perf_counter() - begun
 
     def _sample(self) -> None:
         coming = self.coming
@@ -186,19 +187,20 @@ class Packer:
         coming, packs = self.coming, self.packs
         assert coming is not None
         assert coming.swept is not None
+        begun, on = time.perf_counter(), packs.on_device
         try:
             by_packs = coming.swept.result()
-        except (OSError, MemoryError) as error:
-            self._fail(error)
-            return None
-        self.coming = None
-        if not by_packs:
+            packs.seconds["wait"] += time.perf_counter() - begun
+            if by_packs:
+                annex = AnnexRows(packs, coming) if on is None else DeviceAnnexRows(packs, coming, on)
+                packs.choices.append(coming.choice)
+                self.coming = None
+                return annex
             packs.random_below = max(packs.random_below, self.count)
-            packs.release(coming)
-            return None
-        packs.choices.append(coming.choice)
-        on = packs.on_device
-        return AnnexRows(packs, coming) if on is None else DeviceAnnexRows(packs, coming, on)
+            self.stop()
+        except (OSError, MemoryError, ValueError) as error:  # of scratch, of memory, of the table's layout
+            self._fail(error)
+        return None
 
     def _fail(self, error: object) -> None:
         """Read the superbatch at random, and those after it."""
@@ -311,7 +313,8 @@ class PackedRows(Rows):
         Only the later half of the waits counts, because the cache is empty at first.
         """
         waits, packer = self._waits, self._packer
-        if len(waits) == _EARLY or packer.coming is not None or packer.count <= packer.packs.random_below:
+        decided = len(waits) == _EARLY or packer.coming is not None or not self.has_window
+        if decided or packer.count <= packer.packs.random_below:
             return
         waits.append(seconds)
         if len(waits) < _EARLY and sum(waits) < _SOON_S:
