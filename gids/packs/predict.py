@@ -33,7 +33,7 @@ _READ_BYTES = 256 << 10
 """Of a request, as in a sweep."""
 
 _LONG = 4 << 20
-"""The most bytes of a long read or write. Shorter ones are delayed by a busy processor, as by a slow disk."""
+"""The most bytes of a long write. Shorter ones are delayed by a busy processor, as by a slow disk."""
 
 _MEMORY_SHARE = 16
 _MOST_MEMORY_BYTES = 32 << 20
@@ -44,9 +44,6 @@ _MOST_S = 1.0
 
 _LEAST_MARKS = 6
 """Long reads, or writes, that are measured."""
-
-_READING = 4
-"""Disks that one read of that length keeps busy."""
 
 _MOST_READ_BYTES = 4 << 30
 _SCRATCH_BYTES = 256 << 20
@@ -89,13 +86,12 @@ def measure_rates(
     devices, on = _devices(paths), frozenset(map(device_of, scratch.directories))
     key = (devices, on, direct, engine)
     if key not in _known:
-        most_bytes = min(_MOST_MEMORY_BYTES, memory_bytes // _MEMORY_SHARE) // _READING
-        longest = max(_READ_BYTES, min(_LONG, most_bytes) // BLOCK * BLOCK)
-        read = packed = _long_reads_per_s(paths, longest, direct, engine)
+        most_bytes = max(_READ_BYTES, min(_MOST_MEMORY_BYTES, memory_bytes // _MEMORY_SHARE) // BLOCK * BLOCK)
+        read = packed = _long_reads_per_s(paths, most_bytes, direct, engine)
         with closing(scratch.open()) as file:
-            write = _writes_per_s(file, scratch.free_bytes, longest)
+            write = _writes_per_s(file, scratch.free_bytes, min(_LONG, most_bytes))
             if on != devices and file.direct:  # else what was written is in the page cache
-                packed = _long_reads_per_s(file.paths, longest, direct, engine)
+                packed = _long_reads_per_s(file.paths, most_bytes, direct, engine)
         _known[key] = DiskRates(read, max(1.0, write), packed)
     return _known[key]
 
@@ -110,7 +106,6 @@ def _long_reads_per_s(
     """Bytes per second of ascending reads, from a random place on, of all files in turn. longest: bytes that
     are read at a time."""
     disks = disk_count(paths)
-    longest = max(_READ_BYTES, max(1, disks // _READING) * longest)
     out = np.frombuffer(mmap.mmap(-1, longest), np.uint8)
     depth = min(32 * disks, longest // _READ_BYTES)
     with open_engine(paths, kind, depth=depth, direct=direct, max_read_bytes=_READ_BYTES) as engine:
