@@ -6,7 +6,6 @@ They know rows and steps. They sample nothing, and know nothing of pages, files 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -147,7 +146,6 @@ class CachedRows(Rows):
         self._cache: Cache | None = None  # that has steps of this epoch
         self._first_step = self.gathered = 0
         self._first = 0  # minibatch that entered that cache
-        self._largest: dict[str, int] = {}  # rows of the largest minibatch, by table
 
     @property
     def window(self) -> int:
@@ -216,15 +214,7 @@ class CachedRows(Rows):
             self._ended(self)
 
     def _cache_for(self, minibatch: Any, ids: Ids) -> Cache:
-        """The cache of the loader. It is built at the first minibatch, and told of larger ones."""
-        cache, largest = self._cache, self._largest
-        if cache is not None and all(
-            isinstance(of_table, torch.Tensor) and of_table.numel() <= largest.get(name, -1)
-            for name, of_table in ids.items()
-        ):
-            return cache
+        """The cache of the loader. It is built at the first minibatch."""
         epoch = self._epoch
-        cache = self._placement.cache_for(epoch, ids, epoch.bytes_of(minibatch), build=self._build)
-        for name, of_table in ids.items():
-            largest[name] = max(largest.get(name, 0), math.prod(np.shape(of_table)))
-        return cache
+        nbytes = epoch.bytes_of(minibatch)
+        return self._placement.cache_for(epoch, ids, nbytes, build=self._build)
