@@ -30,7 +30,7 @@ from gids.cache.budget import (
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
-from gids.errors import MissingError
+from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine, queue_depth
 from gids.loader.memory import (
     KEPT_HEAT,
@@ -218,7 +218,7 @@ class FeatureLoader(Closing):
 
     @property
     def has_cache(self) -> bool:
-        return self._cache is not None
+        return self._cache is not None or (self._packs is not None and self._packs.reading is not None)
 
     @property
     def has_open_epoch(self) -> bool:
@@ -507,6 +507,11 @@ class FeatureLoader(Closing):
     def _build(self, sizes: Sizes) -> None:
         """Build the cache. sizes: of usual minibatches."""
         self.check_open()
+        if self._packs is not None and self._packs.reading is not None:
+            raise MemoryBudgetError(
+                "another epoch of the same tables reads by packs, which have the memory: end that one first, "
+                "or open a second source with its own memory, gids.open(PATH, memory=...)"
+            )
         placement = self._placement
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)

@@ -27,7 +27,7 @@ LEAST_WAIT_S = 4.0
 """Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
 
 _EARLY = 16
-"""So many minibatches show how long the epoch will wait for the disk, …"""
+"""The last so many minibatches show how long the epoch will wait for the disk, …"""
 
 _SOON_S = 0.5
 """… or fewer, if they waited so long together."""
@@ -35,8 +35,8 @@ _SOON_S = 0.5
 _PACE = 4
 """Minibatches that are sampled ahead with each one that comes from the annex."""
 
-_UNKNOWN_COUNT = 4096
-"""Minibatches of an epoch that does not say how many it has."""
+_MOST_STEPS = min(2048, _core.ANNEX_MOST_STEPS)
+"""Minibatches of a superbatch, at most."""
 
 _PREPARING_SHARE = 3
 """Preparing a superbatch takes at most a third of the memory, which limits its length."""
@@ -57,10 +57,9 @@ class Packer:
     ) -> None:
         self.packs, self._epoch, self.ahead, self.coming = packs, epoch, ahead, coming
 
-    @property
-    def count(self) -> int:
-        """Minibatches of the epoch; a guess if it is not known."""
-        return _UNKNOWN_COUNT if self._epoch.count is None else self._epoch.count
+    def count(self, done: int) -> int:
+        """Minibatches of the epoch. If that is not known: twice as many as are done."""
+        return 2 * done if self._epoch.count is None else self._epoch.count
 
     @property
     def sampling(self) -> bool:
@@ -72,7 +71,7 @@ class Packer:
         return coming.ahead.can_sample and (
             not len(coming)
             or (
-                len(coming) < _core.ANNEX_MOST_STEPS
+                len(coming) < _MOST_STEPS
                 and packs.preparing_bytes(coming) < packs.memory_bytes // _PREPARING_SHARE
                 and coming.spool.bytes_written < scratch.limit_bytes // _SCRATCH_SHARE
             )
@@ -94,7 +93,7 @@ class Packer:
             return
         if self.ahead.can_sample:
             return self._begin(self.ahead, first, ())
-        again = self.packs.counters["minibatches"] >= self.count  # there were epochs before
+        again = self.packs.counters["minibatches"] >= self.count(first)  # there were epochs before
         if not again or not isinstance(self.ahead.end, StopIteration) or self._epoch.following is None:
             return
         if (following := self._epoch.following()) is not None:
@@ -122,29 +121,36 @@ class Packer:
         self.packs.sampled_s["sample"] += time.perf_counter() - begun
 
     def _sample(self) -> None:
-        coming = self.coming
+        coming, self.coming = self.coming, None  # Ctrl-C leaves none that is half done
         assert coming is not None
+        failed = None
         for minibatch in coming.ahead.sample():
-            self._put(coming, minibatch)
+            failed = self._put(coming, minibatch)
+        self.coming = coming
+        if failed is not None:
+            self._fail(failed)
 
-    def _put(self, coming: Superbatch, minibatch: Any) -> None:
+    def _put(self, coming: Superbatch, minibatch: Any) -> Exception | None:
+        """Returns why it can be in no superbatch: then it comes at random."""
         packs = self.packs
         try:
             rows = rows_of(self._on_host(self._epoch.ids_of(minibatch)), packs.tables)
-        except Exception:
-            return coming.ahead.hold(minibatch)
+        except Exception:  # raised when it is due
+            coming.ahead.hold(minibatch)
+            return None
         nbytes = self._epoch.bytes_of(minibatch)
         try:
             with self._spooling():
                 coming.spool.put(minibatch)
         except (NotSpoolable, OSError, MemoryError) as error:
             coming.ahead.hold(minibatch)
-            return self._fail(error)
+            return error
         coming.minibatch_bytes = max(coming.minibatch_bytes, nbytes)
         try:
             self._append(coming, rows)
         except (OSError, MemoryError) as error:
-            self._fail(error)
+            return error
+        return None
 
     def _on_host(self, ids: Ids) -> Ids:
         on = self.packs.on_device
@@ -196,7 +202,7 @@ class Packer:
                 packs.choices.append(coming.choice)
                 self.coming = None
                 return annex
-            packs.random_below = max(packs.random_below, self.count)
+            packs.random_below = max(packs.random_below, self.count(coming.end))
             self.stop()
         except (OSError, MemoryError, ValueError) as error:  # of scratch, of memory, of the table's layout
             self._fail(error)
@@ -242,8 +248,8 @@ class PackedRows(Rows):
         self.random, self._packer, self._begun = random, packer, begun
         self._release_cache = release_cache
         self.annex: AnnexRows | None = None  # that is read
-        self._waits: list[float] = []  # of minibatches at random, until it is decided
-        self._entered: deque[Ids] = deque()  # of minibatches that are read at random
+        self._waits: deque[float] = deque(maxlen=_EARLY)  # of the last minibatches at random
+        self._entered: deque[Ids] = deque()  # of those that entered, and are gathered at random
         self._choice = Choice("random", 0)
         self._kept_bytes: Mapping[str, int] = {}
 
@@ -259,9 +265,9 @@ class PackedRows(Rows):
         self.random.begin()
         self._begun(self)
         packer, packs = self._packer, self._packer.packs
-        long = packs.random_s * packer.count >= LEAST_WAIT_S
-        asked = packs.options.reads == "pack"
-        if packer.coming is None and (long or asked) and packer.count > packs.random_below:
+        count, asked = packer.count(0), packs.options.reads == "pack" and packs.random_below < math.inf
+        long = packs.random_s * count >= LEAST_WAIT_S and count > packs.random_below
+        if packer.coming is None and (long or asked):
             packer.begin(0)
         if packer.coming is not None:
             self._read_by_packs(0)
@@ -285,7 +291,8 @@ class PackedRows(Rows):
             self._read_by_packs(t)
         begun, annex = time.perf_counter(), self.annex
         if annex is None:
-            self._entered.popleft()
+            if self._entered:
+                self._entered.popleft()
             while packer.sampling and not self.random.ready(t):
                 packer.sample(1)
             features = self.random.gather(t, minibatch)
@@ -313,33 +320,31 @@ class PackedRows(Rows):
         Only the later half of the waits counts, because the cache is empty at first.
         """
         waits, packer = self._waits, self._packer
-        decided = len(waits) == _EARLY or packer.coming is not None or not self.has_window
-        if decided or packer.count <= packer.packs.random_below:
+        count = packer.count(t + 1)
+        if packer.coming is not None or not self.has_window or count <= packer.packs.random_below:
             return
         waits.append(seconds)
         if len(waits) < _EARLY and sum(waits) < _SOON_S:
             return
-        later = waits[len(waits) // 2 :]
+        later = list(waits)[len(waits) // 2 :]
         packer.packs.random_s = sum(later) / len(later)
-        if (packer.count - t - 1) * packer.packs.random_s >= LEAST_WAIT_S:
+        if (count - t - 1) * packer.packs.random_s >= LEAST_WAIT_S:
             packer.begin(t + 1, list(self._entered))
 
     def _read_by_packs(self, t: int) -> None:
         """Read the superbatch that was sampled, or is, by packs, from minibatch t on. Blocks until it is
         prepared: the memory is used for that."""
         packer = self._packer
-        packer.sample(_core.ANNEX_MOST_STEPS)
+        packer.sample(_MOST_STEPS)
+        self.random.leave()
+        self._kept_bytes = self._release_cache()
         if packer.coming is not None and packer.coming.swept is None:
-            self.random.leave()
-            self._kept_bytes = self._release_cache()
             packer.prepare(self._kept_bytes)
         if packer.coming is None:
             return
         with stage("plan"):
             self.annex = packer.finish()
         if self.annex is not None:
-            self.random.leave()
-            self._release_cache()
             self._entered.clear()
             self.annex.skip_to(t)
             packer.begin_next(self.annex.end)

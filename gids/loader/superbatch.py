@@ -113,11 +113,11 @@ class Ahead(Generic[T], Iterator[T]):
         self._held.append(minibatch)
 
     def close(self) -> None:
-        """Drop what was sampled. Idempotent."""
+        """Drop what was sampled: there are no more minibatches, which is an error. Idempotent."""
         while self._spools:
             self._spools.popleft().close()
         self._held.clear()
-        self._source = iter(())
+        self._source, self.end = iter(()), ValueError("this loader is closed: make a new one")
 
 
 @dataclass(eq=False)
@@ -175,7 +175,8 @@ class Packs:
         self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
         self.scratch, self.memory_bytes = scratch, memory_bytes
         self.annexes = [Annex(t, scratch) for t in tables]
-        self.workers = _core.Workers.create(options.threads or torch.get_num_threads())
+        self.threads = options.threads or torch.get_num_threads()
+        self.workers = _core.Workers.create(self.threads)
         self.thread = ThreadPoolExecutor(1, "gids-packs")
         self.counters: Counter[str] = Counter(PACK_COUNTERS)
         self.seconds: dict[str, float] = dict(PACK_SECONDS)
@@ -188,7 +189,7 @@ class Packs:
     def preparing_bytes(self, superbatch: Superbatch) -> int:
         """Memory to plan and to sweep it beside another one, about: one table after the other."""
         plans = sum(a.plan_bytes(uses) for a, uses in zip(self.annexes, superbatch.uses, strict=True))
-        passes = max(annex.passes_bytes() for annex in self.annexes)
+        passes = max(a.passes_bytes(len(superbatch), self.threads) for a in self.annexes)
         return plans + max(passes, self.memory_bytes // _WORK_SHARE)
 
     def begin(self, superbatch: Superbatch) -> None:

@@ -122,9 +122,9 @@ class Annex:
         """Memory of a plan until it is swept, about."""
         return _COPY_BYTES * uses.native.uses
 
-    def passes_bytes(self) -> int:
-        """Memory to make a plan."""
-        return 4 * self._table.row_count
+    def passes_bytes(self, steps: int, threads: int) -> int:
+        """Memory to make a plan: of each row, and counts of rows by next use and range."""
+        return 4 * self._table.row_count + steps * _core.ANNEX_RANGES * (4 * threads + 2)
 
     def plan(
         self,
