@@ -98,7 +98,7 @@ def test_rows_are_right_in_any_memory_that_is_enough(
     path: Path, source: torch.Tensor, policy: str, window: int
 ) -> None:
     batches = reads(250, 26)
-    options: dict[str, Any] = {"policy": policy, "window": window, "queue_depth": 64}
+    options: dict[str, Any] = {"policy": policy, "window": window, "queue_depth": 64, "reads": "random"}
     least = least_memory(path, batches, **options)
     windows = []
     for times in (1, 1.2, 1.6, 40):
@@ -233,9 +233,9 @@ def test_few_lines_are_warned_of_once_with_the_memory_that_is_enough(
 
 def test_stats_always_have_lines_and_packs(path: Path) -> None:
     source = gids.open(path, memory="16MB", reads="random")
-    assert source.stats()["packs"]["packs"] == 0
+    assert source.stats()["packs"]["superbatches"] == 0
     for tables in ([], [TABLE]):
         loader = gids.NodeLoader(source, torch.arange(90), [2], tables=tables, batch_size=30)
         for stats in (loader.stats(), [loader.stats() for _ in loader][1], loader.stats()):
-            assert stats["packs"]["packs"] == 0
+            assert stats["packs"]["superbatches"] == 0
             assert stats["memory"]["lines"] == 0 or tables
