@@ -161,7 +161,7 @@ def test_ids_are_compared_once_at_open(both: tuple[Path, Path], tmp_path: Path, 
 
 
 def test_many_ids_are_compared_in_blocks(tmp_path: Path, compared: list[int]) -> None:
-    count = 1 << 17
+    count = (1 << 20) + 100
     first, second, order = (np.random.default_rng(n).permutation(count) for n in (5, 6, 7))
     a = write(tmp_path / "a.gids", ids_of("numbers", first), {}, count=count)
     rows = second.astype(np.float32).reshape(-1, 1)
