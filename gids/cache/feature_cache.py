@@ -34,10 +34,6 @@ _NO_IDS: Ids = np.empty(0, np.int64)
 _CPU = torch.device("cpu")
 
 
-class ClosedCacheError(RuntimeError):
-    """Its memory is freed."""
-
-
 class FeatureCache:
     """Cache lines of several tables in host memory. One I/O engine fills them from disk.
 

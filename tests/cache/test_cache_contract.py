@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
-import threading
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -297,29 +294,6 @@ def test_at_most_24_steps_are_live_and_they_go_in_order(tmp_path: Path, make: Ma
             call()
     cache.cancel()
     assert not marked(cache, table)
-
-
-def test_two_threads_may_cancel_at_once(tmp_path: Path, make: Make) -> None:
-    """One drops the stream whose steps are live, and another one frees the cache."""
-    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
-    cache, start, before = make(table, 60), threading.Barrier(2), sys.getswitchinterval()
-
-    def cancel(_: int) -> None:
-        start.wait()
-        cache.cancel()
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            for _ in range(10):
-                first = cache.next_step
-                for step in range(first, first + 8):
-                    cache.enter(step, {table.name: torch.arange(500)})
-                cache.plan(first)
-                list(threads.map(cancel, range(2)))
-    finally:
-        sys.setswitchinterval(before)
-    cache.audit()
 
 
 def test_counters_add_up_and_memory_is_listed_by_purpose(tmp_path: Path, make: Make) -> None:

@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -81,27 +80,6 @@ def test_after_its_queue_ended_the_cache_raises_and_close_removes_all_marks(
     assert not np.any(words & np.uint64(0xFFFFFF))
     assert not np.any(words >> np.uint64(62) == 1)
     cache.audit()
-
-
-def test_a_stream_that_is_collected_while_its_steps_are_cancelled(
-    cache: DeviceFeatureCache, table: RawTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The garbage collector runs in the thread that frees the cache, and closes the stream there."""
-    abandon = cache._reads.abandon
-
-    def collect(plan: Any) -> None:
-        cache.cancel()
-        abandon(plan)
-
-    monkeypatch.setattr(cache._reads, "abandon", collect)
-    for step in range(3):
-        cache.enter(step, {table.name: torch.arange(50 * step, 50 * step + 50)})
-        cache.plan(step)
-    cache.cancel()
-    cache.audit()
-    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
-    for batch, features in windowed(cache, batches_of(table, 4), 2, 2):
-        assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
 
 
 def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:

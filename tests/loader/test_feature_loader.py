@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from open_options import feature_loader, tuned
 
 import gids
 from gids import _core
-from gids.loader import feature_loader as feature_loader_module
 from gids.loader.memory import KEPT_HEAT
 
 
@@ -368,11 +366,14 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_the_error_says_what_to_do_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_loader_module.FeatureLoader, "_build", Mock(side_effect=MemoryError))
+def test_the_error_says_what_to_do_without_memory(path: Path) -> None:
+    def fail() -> Iterator[Ids]:
+        yield from minibatches(3)
+        raise MemoryError
+
     with feature_loader(path, TABLES, memory=1 << 24) as loader:
         with pytest.raises(MemoryError) as raised:
-            next(loader.attach(minibatches(9), ids_of))
+            list(loader.attach(fail(), ids_of))
     assert "ulimit -v" in raised.value.__notes__[-1]
 
 

@@ -9,17 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from datasets import damage
 from emulator import EmulatedDevice
-from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
+from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches, write
 
 import gids
 from gids.cuda.device import Device
-from gids.io import Engine
-from gids.loader import feature_loader
 from gids.loader.stream import EpochStream
 
 BAD_PAGE = 52
@@ -32,15 +30,16 @@ class Way:
     def __init__(self, path: Path, device: str) -> None:
         self.path, self.device = path, device
 
-    def open(self, tables: list[str] = TABLES, **options: Any) -> gids.FeatureLoader:
+    def open(self, tables: list[str] = TABLES, *, check_crc: bool = False) -> gids.FeatureLoader:
         self.source = gids.open(
             self.path,
             window=4,
             device_memory=1 << 25,
             memory=1 << 27,
+            check_crc=check_crc,
             tuning=gids.Tuning(cache=300_000, queue_depth=8, staging=1 << 20),
         )
-        return gids.FeatureLoader(self.source, tables, device=self.device, **options)
+        return gids.FeatureLoader(self.source, tables, device=self.device)
 
     def attach(
         self, loader: gids.FeatureLoader, batches: Iterable[Ids], count: int | None = None
@@ -125,19 +124,13 @@ def test_an_error_of_the_source_comes_after_the_minibatches_before_it(way: Way, 
 
 
 def test_a_page_that_cannot_be_read_fails_the_minibatch_that_needs_it(
-    way: Way, source: Ids, monkeypatch: pytest.MonkeyPatch
+    way: Way, source: Ids, tmp_path: Path
 ) -> None:
     batches = [{"paper.feat": torch.arange(40 * i, 40 * i + 40)} for i in range(10)]
     offset = BAD_PAGE // 2 * 4096
-    open_engine = feature_loader.open_engine
-
-    def faulty(*args: Any, **options: Any) -> Engine:
-        engine = open_engine(*args, **options)
-        engine.inject_faults([(0, offset, errno.EIO, 1 << 30)])
-        return engine
-
-    monkeypatch.setattr(feature_loader, "open_engine", faulty)
-    with way.open(["paper.feat"]) as loader:
+    way.path = write(tmp_path / "damaged.gids", source)
+    damage(way.path / "tables/paper.feat/shard-00.bin", b"damaged", offset)
+    with way.open(["paper.feat"], check_crc=True) as loader:
         stream = way.attach(loader, batches)
         for i in range(5):
             minibatch, features = next(stream)
@@ -145,7 +138,7 @@ def test_a_page_that_cannot_be_read_fails_the_minibatch_that_needs_it(
             check(source, minibatch, features)
         with pytest.raises(gids.StorageError, match="shard-00") as caught:
             next(stream)
-        assert (caught.value.errno, caught.value.offset) == (errno.EIO, offset)
+        assert (caught.value.errno, caught.value.offset) == (errno.EBADMSG, offset)
         with pytest.raises(RuntimeError, match="an error ended this epoch after 5 of 10 minibatches"):
             next(stream)
         for minibatch, features in way.attach(loader, batches[6:]):

@@ -98,7 +98,7 @@ def test_rows_are_right_in_any_memory_that_is_enough(
     path: Path, source: torch.Tensor, policy: str, window: int
 ) -> None:
     batches = reads(250, 26)
-    options: dict[str, Any] = {"policy": policy, "window": window, "queue_depth": 64}
+    options: dict[str, Any] = {"policy": policy, "window": window, "queue_depth": 64, "reads": "random"}
     least = least_memory(path, batches, **options)
     windows = []
     for times in (1, 1.2, 1.6, 40):

@@ -308,7 +308,7 @@ def test_ranks_of_one_machine_share_its_memory_and_scratch(
 ) -> None:
     disk = os.statvfs(one)
     monkeypatch.setattr("gids.packs.scratch.os.statvfs", lambda _: disk)
-    monkeypatch.setattr("gids.packs.scratch._try", lambda _: None)
+    monkeypatch.setattr("gids.packs.scratch._core.probe_file", lambda _, direct: ("ext4", 4096))
     monkeypatch.setattr("gids.loader.row_source.available_bytes", lambda ranks: (1 << 30) // ranks)
     free = disk.f_bavail * disk.f_frsize
     for local, share in (("1", "537 MB"), ("4", "to each of 4 ranks, 134 MB")):
