@@ -1,4 +1,4 @@
-"""While an epoch is read by packs, the next one is prepared. Its minibatches are right, whatever is changed."""
+"""While an epoch is read by packs, the next one is prepared. Minibatches are right, whatever is changed."""
 
 from __future__ import annotations
 
