@@ -388,11 +388,13 @@ class FeatureLoader(Closing):
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the disk:
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
         ``gather``, and ``read`` (requests in flight, overlaps the others). ``memory``: bytes by purpose.
-        ``packs``: counters of packs (``superbatches``, ``minibatches``, ``bytes_read``, ``bytes_written``,
-        ``seconds``); ``choices``: of each run of minibatches the way of reading, with predicted and actual
-        seconds; ``scratch``: directories, once known. ``window``, ``planned`` (in use), ``policy``; ``heat``:
-        the method of each table, or None; ``engine``: its own counters; ``tables``: the counters of each
-        table.
+        ``packs``: ``superbatches`` (that were written), ``minibatches`` (that were read by packs),
+        ``bytes_read``, ``bytes_written``; ``seconds`` of ``plan`` and ``sweep``, which may overlap training,
+        ``wait`` and ``gather``; ``choices``: of each superbatch, and of minibatches at random, ``way``,
+        ``minibatches``, ``predicted_s`` by way, ``returned`` (minibatches so far), ``actual_s`` (of reading
+        them); ``scratch``: directories, once known. ``window``, ``planned`` (in use),
+        ``policy``; ``heat``: the method of each table, or None; ``engine``: its own counters; ``tables``: the
+        counters of each table.
         """
         if self._last_stats is not None:
             return self._last_stats
