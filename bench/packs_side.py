@@ -104,6 +104,15 @@ def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.
     limit_own_memory(headroom + config["memory_bytes"])
 
 
+def file_bytes_written() -> int | None:
+    """Bytes that this process wrote to files; some may never reach the disk. None: hidden."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:  # some containers hide it
+        return None
+    return int(dict(line.split(": ") for line in lines)["write_bytes"])
+
+
 def counters(stats: dict[str, Any]) -> dict[str, Any]:
     """What counts up in this process. stats: of the loader, {} without gids."""
     packs = stats.get("packs", {})
@@ -111,6 +120,7 @@ def counters(stats: dict[str, Any]) -> dict[str, Any]:
         "seconds": time.perf_counter(),
         "cpu_s": cpu_seconds(),
         "read_bytes": device_bytes_read(),
+        "file_bytes": file_bytes_written(),
         "packs_read_bytes": packs.get("bytes_read", 0),
         "written_bytes": packs.get("bytes_written", 0),
     }
