@@ -141,6 +141,7 @@ class AnnexRows:
     def _check(self, number: int, code: int, file: int, offset: int, overflowed: bool) -> None:
         packs, table = self._packs, self._packs.tables[number]
         if code:
+            self._superbatch.bad = True
             raise read_error(code, packs.scratch.directories[file], offset, " of scratch")
         if overflowed:
             raise overflow_error(table, out_dtype_of(table, packs.dtype))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -126,6 +127,7 @@ class Superbatch:
 
     uses, planned: by table. lines: of each table. purposes: the memory to read it, bytes by purpose.
     work_bytes: the memory to sweep it. swept: whether it may be read, once it is; None while it is sampled.
+    bad: whether its scratch could not be read.
     """
 
     ahead: Ahead[Any]
@@ -139,6 +141,7 @@ class Superbatch:
     work_bytes: int = 0
     choice: Choice = field(default_factory=lambda: Choice("random", 0))
     swept: Future[bool] | None = None
+    bad: bool = False
     cancel: _core.Cancel = field(default_factory=_core.Cancel.create)
 
     def __len__(self) -> int:
@@ -177,7 +180,7 @@ class Packs:
         self.annexes = [Annex(t, scratch) for t in tables]
         self.threads = options.threads or torch.get_num_threads()
         self.workers = _core.Workers.create(self.threads)
-        self.thread = ThreadPoolExecutor(1, "gids-packs")
+        self.thread, self._pid = ThreadPoolExecutor(1, "gids-packs"), os.getpid()
         self.counters: Counter[str] = Counter(PACK_COUNTERS)
         self.seconds: dict[str, float] = dict(PACK_SECONDS)
         self.choices: list[Choice] = []
@@ -260,10 +263,10 @@ class Packs:
     def release(self, superbatch: Superbatch) -> None:
         """End preparing it; its scratch, but for the spool, may be used again. Idempotent."""
         superbatch.cancel.cancel()
-        if superbatch.swept is not None:
+        if superbatch.swept is not None and os.getpid() == self._pid:  # a forked child has no such thread
             futures.wait([superbatch.swept])
         for annex, planned in zip(self.annexes, superbatch.planned, strict=False):
-            annex.release(planned)
+            annex.release(planned, bad=superbatch.bad)
         for uses in superbatch.uses:
             uses.close()
 
@@ -271,7 +274,7 @@ class Packs:
         """Read at random from now on."""
         if self.random_below < math.inf:
             self.random_below = math.inf
-            log.warning("rows are read at random from now on, not by packs: %s", reason)
+            log.warning("rows are read at random from now on, not by packs: %s", str(reason))
 
     def keep(self, coming: Superbatch | None) -> None:
         """Keep what is prepared of a next epoch, in place of what is kept."""

@@ -217,12 +217,14 @@ class Annex:
             scales=form.scales,
         )
 
-    def release(self, superbatch: Superbatch) -> None:
-        """Its scratch may be used again. It must not be read any more. Idempotent."""
+    def release(self, superbatch: Superbatch, *, bad: bool = False) -> None:
+        """Its scratch may be used again, unless it is bad. It must not be read any more. Idempotent."""
         superbatch.uses.close()
-        if superbatch.file is not None:
-            self._free.append(superbatch.file)
-            superbatch.file = None
+        file, superbatch.file = superbatch.file, None
+        if file is not None and bad:
+            file.close()
+        elif file is not None:
+            self._free.append(file)
 
     def close(self) -> None:
         """Give the scratch back of superbatches that were released. Idempotent."""
