@@ -138,7 +138,8 @@ nb::tuple next_piece(RunningReader& reader) {
     nb::gil_scoped_release release;
     v = reader->next_piece(Signals(nullptr));
   }
-  return nb::make_tuple(v.result.error, v.result.file, v.result.offset, reinterpret_cast<u64>(v.memory), v.first, v.rows);
+  const RunReader::Result& r = v.result;
+  return nb::make_tuple(r.error, r.file, r.offset, reinterpret_cast<u64>(v.memory), v.first, v.rows);
 }
 
 nb::dict stats_of(const RunningReader& reader) {
@@ -212,7 +213,8 @@ void bind_packs(nb::module_& m) {
                   "fds: of the files that the scratch file is striped over.");
 
   nb::class_<RunningAnnexSweep>(m, "AnnexSweep", "Makes the copies of a plan, in a thread.")
-      .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(), "cancel"_a.none() = nb::none(), "chunks"_a,
+      .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(),
+           "cancel"_a.none() = nb::none(), "chunks"_a,
            "gap_bytes"_a, nb::arg("checksums").noconvert() = nb::none())
       .def("wait", [](RunningAnnexSweep& sweep) { wait(*sweep); return result_of(sweep); },
            "Blocks. Returns error (an errno or 0), in_table or in_annex, file, offset, bytes_read, bytes_written and "
@@ -241,8 +243,8 @@ void bind_packs(nb::module_& m) {
       .def_prop_ro("next_uses", [](RunningReader& reader) { return reader->next_uses(); })
       .def_prop_ro("next_copies", [](RunningReader& reader) { return reader->next_copies(); })
       .def("numbers", &numbers, "sources"_a.noconvert(), "keeps"_a.noconvert(),
-           "Where lines are elsewhere: of the next step, for each use its line, or 2^31 + the row of the run; for each row "
-           "of the run the line that keeps it, or 2^32 - 1.")
+           "Where lines are elsewhere: of the next step, for each use its line, or 2^31 + the row of the run; for each "
+           "row of the run the line that keeps it, or 2^32 - 1.")
       .def("next_piece", &next_piece,
            "Then rows of its run: (an errno or 0, file, offset, address, first row, rows). Blocks.")
       .def("free_piece", [](RunningReader& reader) { reader->free_piece(); },

@@ -1,7 +1,7 @@
 // The annex of a table: scratch that holds, for each step of a superbatch, a copy of every row that an offline cache of
 // the memory's size misses. A step's copies are its run: successive places, read from front to back. What happens to a
-// copy is decided here, once and for all: it goes to the rows of its step, and, if a later step finds it in the cache, to a
-// line until the last one that does. So a reader (run_reader.h) keeps no state but its place.
+// copy is decided here, once and for all: it goes to the rows of its step, and, if a later step finds it in the cache,
+// to a line until the last one that does. So a reader (run_reader.h) keeps no state but its place.
 //
 // A superbatch is planned by four passes over its uses; then a sweep (sweep.h) writes the copies. Called by bind/.
 // Knows rows, steps and bytes; knows nothing of minibatches or files.
@@ -64,8 +64,8 @@ struct AnnexPlan {
   u32 runs() const;  // that are not empty
 };
 
-// Plans the annex for the uses. Throws std::invalid_argument for pages that the sweep cannot hold, std::length_error for
-// more lines than numbers of 31 bits, std::system_error.
+// Plans the annex for the uses. Throws std::invalid_argument for pages that the sweep cannot hold, std::length_error
+// for more lines than numbers of 31 bits, std::system_error.
 std::unique_ptr<AnnexPlan> plan_annex(Uses& uses, const cache::Geometry& geometry, const PlanOptions& options,
                                       cache::Workers& workers, const Check& check);
 

@@ -1,6 +1,6 @@
 // Copies the rows of a minibatch out of lines and of its run, both in device memory, and rows of the run to lines.
-// Launched by gids/packs/device_runs.py, on one stream, in this order: lines that are free from this step on are given to
-// rows of the run. Grids may have any size; blocks are multiples of 32 threads.
+// Launched by gids/packs/device_runs.py, on one stream, in this order: lines that are free from this step on are given
+// to rows of the run. Grids may have any size; blocks are multiples of 32 threads.
 #include "gids/row_copy.h"
 
 using gids::u32;

@@ -176,7 +176,8 @@ bool RunReader::gather_lines(std::byte* out) {
   const u64 out_bytes = form_.out_row_bytes();
   const bool streaming = lines_.size() * out_bytes >= cache::streaming_bytes;
   std::atomic<bool> overflowed{false};
-  workers_->parallel_for(lines_.size(), std::max<u64>(task_bytes / out_bytes, block), [&](size_t begin, size_t end, u32) {
+  const size_t grain = std::max<u64>(task_bytes / out_bytes, block);
+  workers_->parallel_for(lines_.size(), grain, [&](size_t begin, size_t end, u32) {
     std::array<const std::byte*, block> from;
     std::array<std::byte*, block> to;
     for (size_t i = begin; i < end;) {

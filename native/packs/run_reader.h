@@ -66,13 +66,13 @@ class RunReader {
   // nullptr: only keeps what later steps need. check: see io::Engine::wait.
   Result read(std::byte* out, const std::function<void()>& check);
 
-  // In place of read(), where lines are elsewhere. First the step's numbers: for each use the line that its row is copied
-  // from, or in_run and the row of the run; and for each row of the run the line that keeps it, or no_line.
+  // In place of read(), where lines are elsewhere. First the step's numbers: for each use the line that its row is
+  // copied from, or in_run and the row of the run; and for each row of the run the line that keeps it, or no_line.
   static constexpr u32 in_run = 1u << 31;
   u64 next_copies() const { return step_ < plan_->steps ? plan_->moves[step_].copies : 0; }
   void numbers(std::span<u32> sources, std::span<u32> keeps);
-  // Then its pieces, until all rows of the run came. Waits. The memory of a piece is read into again after free_piece(),
-  // the oldest one first.
+  // Then its pieces, until all rows of the run came. Waits. The memory of a piece is read into again after
+  // free_piece(), the oldest one first.
   struct View {
     Result result;
     const std::byte* memory = nullptr;

@@ -1,6 +1,6 @@
-// The rows that each minibatch of a superbatch uses, in a scratch file. The passes (belady.h, annex_plan.h) stream it, so
-// that memory does not grow with the uses; the last one leaves there what a step's reader needs (moves.h). Knows rows and
-// steps as numbers only.
+// The rows that each minibatch of a superbatch uses, in a scratch file. The passes (belady.h, annex_plan.h) stream it,
+// so that memory does not grow with the uses; the last one leaves there what a step's reader needs (moves.h). Knows
+// rows and steps as numbers only.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace gids::packs {
 
-// What a pass notes of one use. The first two passes: the step that uses the row next (the number of steps if none does)
-// and whether a copy is at hand. A row that a step uses several times is noted in full once; its other uses have their
+// What a pass notes of one use. The first two passes: the step that uses the row next (the number of steps if none
+// does) and whether a copy is at hand. A row that a step uses several times is noted in full once; its other uses have their
 // own step as the next one.
 namespace note {
 constexpr u16 hit = 0x8000;

@@ -1,5 +1,5 @@
-// A set of rows as a bitmap, and the rank of a row in it: the number of its rows below. Called by HeldRows. Knows addresses
-// and numbers only.
+// A set of rows as a bitmap, and the rank of a row in it: the number of its rows below. Called by HeldRows. Knows
+// addresses and numbers only.
 #pragma once
 
 #include <bit>
