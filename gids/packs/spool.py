@@ -95,12 +95,15 @@ class Spool:
     def put(self, minibatch: object) -> None:
         """Add a minibatch. Raises NotSpoolable, StorageError (ScratchFull); then nothing was added."""
         parts = self._pickled(minibatch)
-        nbytes = sum(map(len, parts))
-        end = self.bytes_written + nbytes
-        if end > self._file.nbytes:
-            self._file.reserve(align_up(end + self._growth, BLOCK))
-        self._move(os.pwritev, parts, self.bytes_written, "write")
-        self._lengths.append([len(part) for part in parts])
+        lengths = [len(part) for part in parts]
+        end = self.bytes_written + sum(lengths)
+        try:
+            if end > self._file.nbytes:
+                self._file.reserve(align_up(end + self._growth, BLOCK))
+            self._move(os.pwritev, parts, self.bytes_written, "write")
+        finally:
+            parts.clear()  # else frames of an error leave these views to the garbage collector: Python crashes
+        self._lengths.append(lengths)
         self._longest = max(self._longest, _end_of(self._lengths[-1]))
         self.bytes_written = end
 
@@ -152,6 +155,8 @@ class Spool:
         except OSError as error:
             reason = f"cannot {what} a sampled minibatch: {error.strerror}"
             raise StorageError(error.errno or 5, reason, self._file.directories[0]) from error
+        finally:
+            left.clear()  # as in put()
 
 
 def _room_of(length: int) -> int:
