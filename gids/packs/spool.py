@@ -102,7 +102,7 @@ class Spool:
                 self._file.reserve(align_up(end + self._growth, BLOCK))
             self._move(os.pwritev, parts, self.bytes_written, "write")
         finally:
-            parts.clear()  # else frames of an error leave these views to the garbage collector: Python crashes
+            parts.clear()  # else frames of an error leave views to the garbage collector: Python crashes
         self._lengths.append(lengths)
         self._longest = max(self._longest, _end_of(self._lengths[-1]))
         self.bytes_written = end
