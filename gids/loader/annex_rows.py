@@ -82,7 +82,6 @@ class AnnexRows:
         self._outputs = Outputs(packs.tables, packs.dtype, keep_bytes=keep_bytes, rows=most)
         self._memory: list[_core.RunMemory] = []
         self._readers = [self._reader(number) for number in range(len(packs.tables))]
-        packs.reading = self
 
     def _reader(self, number: int) -> _core.RunReader:
         packs, superbatch = self._packs, self._superbatch

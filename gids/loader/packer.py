@@ -118,6 +118,9 @@ class Packer:
             while count and self.sampling:
                 self._sample()
                 count -= 1
+        coming = self.coming
+        if coming is not None and not len(coming) and not coming.ahead.can_sample:
+            self.stop()  # its first minibatch failed, or is too large, or there is none
         self.packs.sampled_s["sample"] += time.perf_counter() - begun
 
     def _sample(self) -> None:
@@ -200,7 +203,7 @@ class Packer:
             if by_packs:
                 annex = AnnexRows(packs, coming) if on is None else DeviceAnnexRows(packs, coming, on)
                 packs.choices.append(coming.choice)
-                self.coming = None
+                packs.reading, self.coming = annex, None
                 return annex
             packs.random_below = max(packs.random_below, self.count(coming.end))
             self.stop()

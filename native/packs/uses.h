@@ -12,8 +12,8 @@
 namespace gids::packs {
 
 // What a pass notes of one use. The first two passes: the step that uses the row next (the number of steps if none
-// does) and whether a copy is at hand. A row that a step uses several times is noted in full once; its other uses have their
-// own step as the next one.
+// does) and whether a copy is at hand. A row that a step uses several times is noted in full once; its other uses
+// have their own step as the next one.
 namespace note {
 constexpr u16 hit = 0x8000;
 constexpr u32 most_steps = 0x7FFF;

@@ -1,6 +1,6 @@
 // sources: packs/*.cpp io/*.cpp cache/*.cpp store/crc32c.cpp store/mapped_file.cpp
-// The annex on real files: planned by several threads, swept while the table is read at random, then read in pieces, with
-// injected faults. Every row delivered equals the table's. Argument: a directory to work in.
+// The annex on real files: planned by several threads, swept while the table is read at random, then read in pieces,
+// with injected faults. Every row delivered equals the table's. Argument: a directory to work in.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
