@@ -144,13 +144,10 @@ def report_limits(args: argparse.Namespace, figures: Figures, runs: list[EpochRe
     epoch_s = median(run.seconds for run in runs)
     cpu_s = median(run.cpu_seconds for run in runs) / (os.cpu_count() or 1)
     device_s = device_seconds(runs, table, 0.2 if args.small else 5)
-    if device_s is None:
-        print(f"epoch {epoch_s:.2f} s; how long the device needs for packs is unknown without fio")
-    else:
-        most = 1.15 if args.reads == "random" else None
-        note = f"{epoch_s:.2f} s, device {device_s:.2f} s, CPU {cpu_s:.2f} s"
-        name = "epoch over max(device time, CPU time / cores)"
-        figures.add(name, epoch_s / max(device_s, cpu_s), "x", most=most, note=note)
+    most = 1.15 if args.reads == "random" else None
+    note = f"{epoch_s:.2f} s, device {device_s:.2f} s, CPU {cpu_s:.2f} s"
+    name = "epoch over max(device time, CPU time / cores)"
+    figures.add(name, epoch_s / max(device_s, cpu_s), "x", most=most, note=note)
     if runs[0].choices:
         print(f"gids read {describe_choices(runs[0].choices)}")
     grown = max(run.peak_rss_bytes - run.base_rss_bytes for run in runs)
@@ -160,8 +157,8 @@ def report_limits(args: argparse.Namespace, figures: Figures, runs: list[EpochRe
     figures.add(name, max(0, grown - listed) / 1e6, "MB", most=ALLOWANCE_BYTES / 1e6, note=note)
 
 
-def device_seconds(runs: list[EpochResult], table: Table, probe_s: float) -> float | None:
-    """What the device needs for the median run's pages, and for its packs; None if that is unknown."""
+def device_seconds(runs: list[EpochResult], table: Table, probe_s: float) -> float:
+    """What the device needs for the median run's pages, and for its packs."""
     rate = random_reads(table.shard_paths, page_bytes=table.page_bytes, seconds=probe_s).reads_per_s
     seconds = median(run.loader["pages_read"] for run in runs) / rate
     read, written = (
@@ -170,7 +167,7 @@ def device_seconds(runs: list[EpochResult], table: Table, probe_s: float) -> flo
     if not read:
         return seconds
     rates = disk_rates(Path(table.shard_paths[0]), Path(table.shard_paths[0]).parent)
-    return None if rates is None else seconds + read / rates["read"] + written / rates["write"]
+    return seconds + read / rates["read"] + written / rates["write"]
 
 
 def epoch(args: argparse.Namespace, figures: Figures) -> int:

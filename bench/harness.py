@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 from report import markdown, measured, target
@@ -29,6 +30,8 @@ import gids.io
 from gids.bench.isolation import MemoryGroup, run_fresh, why_no_limit
 from gids.bench.machine import this_machine, versions
 from gids.cli.arguments import integers as integers
+from gids.packs.predict import measure_rates
+from gids.packs.scratch import Scratch
 
 T = TypeVar("T")
 Question = Callable[[argparse.Namespace, "Figures"], int | None]
@@ -38,6 +41,7 @@ PAGE_BYTES = 4096
 _WRITTEN_PAGES = 8192  # written or compared at a time
 _FIO = "fio --name=x --ioengine=io_uring --direct=1 --bs=256k --iodepth=32 --time_based --output-format=json"
 _FIO_SECONDS, _FIO_BYTES = 4, 2 << 30
+_SCRATCH_BYTES = 1 << 30
 _TEMPORARY = Path(tempfile.gettempdir())
 _SHARED: dict[str, dict[str, Any]] = {
     "dir": {
@@ -53,13 +57,15 @@ _SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-def disk_rates(shard: Path, folder: Path) -> dict[str, float] | None:
-    """Bytes per second by fio; None if it is not installed.
+def disk_rates(shard: Path, folder: Path) -> dict[str, float]:
+    """Bytes per second by fio; if it is not installed, as gids measures them once in a process.
 
     "read": long reads of a shard; "write": long writes to a new file in a folder.
     """
     if not shutil.which("fio"):
-        return None
+        scratch = Scratch([folder], _SCRATCH_BYTES)
+        found = measure_rates([shard], scratch, direct=True, engine="auto", memory_bytes=_SCRATCH_BYTES)
+        return {"read": found.read, "write": found.write}
     rates = {}
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         for kind, path, size in (("read", shard, shard.stat().st_size), ("write", file.name, _FIO_BYTES)):
@@ -68,6 +74,11 @@ def disk_rates(shard: Path, folder: Path) -> dict[str, float] | None:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             rates[kind] = float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"])
     return rates
+
+
+def least_seconds(rates: Mapping[str, float], *, read: float, written: float, cpu_s: float) -> float:
+    """The least that the disk, with rates of disk_rates, and the cores take. read, written: bytes."""
+    return max(read / rates["read"] + written / rates["write"], cpu_s / (os.cpu_count() or 1))
 
 
 class Script(argparse.ArgumentParser):
@@ -214,13 +225,21 @@ def _plain(value: Any) -> Any:
 
 
 def run_limited(module: str, config: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """run_side, in a process that can limit its memory if "limited" is true in the config that it gets."""
+    with nullcontext() if why_no_limit() else MemoryGroup() as group:
+        return run_side(module, {**config, "limited": group is not None}, group=group, **options)
+
+
+def run_side(
+    module: str, config: Mapping[str, Any], *, python: str = sys.executable, **options: Any
+) -> dict[str, Any]:
     """Run a side, a module of this folder, in a fresh process. options: of run_fresh, whose errors it raises.
 
-    The process can limit its memory if "limited" is true in the config that it gets.
+    python: the interpreter, which may import another version of gids.
     """
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    with nullcontext() if why_no_limit() else MemoryGroup() as group:
-        return run_fresh(module, {**config, "limited": group is not None}, group=group, **options)
+    with patch.object(sys, "executable", python):
+        return run_fresh(module, config, **options)
 
 
 def page_contents(pages: np.ndarray, nbytes: int = PAGE_BYTES) -> np.ndarray:

@@ -7,13 +7,12 @@ Loads epochs of shuffled minibatches with reads="auto", in one process with a co
 validation and once with --validation minibatches of another loader of the same source before each epoch and
 after the last. With --hidden, trains GraphSAGE. Prints, of each epoch: seconds; those of next(), and the
 longest of them after the first; and all over max(bytes / rates of the disk, CPU seconds / cores), with the
-rates that gids measured. Rows are compared with the table.
+rates that fio measured, or gids where it is not installed. Rows are compared with the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 from graphs import make_dataset
-from harness import Figures, Script
+from harness import Figures, Script, disk_rates, least_seconds
 from sage import Training
 
 import gids
@@ -48,7 +47,7 @@ def timed(minibatches: Any) -> Iterator[tuple[Any, float]]:
 def run_epoch(
     loader: gids.NodeLoader, table: Table, batches: int, training: Training | None
 ) -> dict[str, Any]:
-    """Load an epoch, and train on it. Returns its row of the table."""
+    """Load an epoch, and train on it. Returns its row of the table, with what it used, for least_seconds."""
     before, read_before, cpu = loader.stats()["packs"], device_bytes_read() or 0, cpu_seconds()
     begun, waits, kept = time.perf_counter(), [], KeptRows(batches, table)
     for minibatch, wait in timed(loader):
@@ -60,19 +59,20 @@ def run_epoch(
         kept.add(minibatch.input_nodes, rows)
     seconds, packs = time.perf_counter() - begun, loader.stats()["packs"]
     written = packs["bytes_written"] - before["bytes_written"]
-    rates = loader.feature_loader._packs.rates()
-    disk_s = ((device_bytes_read() or 0) - read_before) / rates.read_bytes_per_s
-    disk_s += written / max(1.0, rates.write_bytes_per_s)
-    bound = max(disk_s, (cpu_seconds() - cpu) / (os.cpu_count() or 1))
+    used = {
+        "read": (device_bytes_read() or 0) - read_before,
+        "written": written,
+        "cpu_s": cpu_seconds() - cpu,
+    }
     return {
         "seconds": seconds,
         "in next()": sum(waits),
         "first": waits[0],
         "longest after it": max(waits[1:]),
-        "over bound": seconds / bound,
         "by packs": packs["minibatches"] - before["minibatches"],
         "minibatches": len(waits),
         "wrong rows": kept.compare(table.read_rows)[1],  # its reads and CPU time do not count
+        "used": used,
     }
 
 
@@ -97,7 +97,12 @@ def run(args: argparse.Namespace, path: Path, validated: int) -> list[dict[str, 
                 pass
             if epoch < args.epochs:
                 rows.append({"epoch": epoch + 1} | run_epoch(loader, table, args.batches, training))
-    return rows
+    disk = disk_rates(Path(table.shard_paths[0]), args.dir)  # not before: loaders would not measure theirs
+    return [
+        row | {"over bound": row["seconds"] / least_seconds(disk, **used)}
+        for row in rows
+        if (used := row.pop("used"))
+    ]
 
 
 def measure(args: argparse.Namespace, figures: Figures) -> int:

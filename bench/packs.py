@@ -11,8 +11,8 @@ features, page cache included, beside what sampling needs. torch and DGL load a 
 epoch is extrapolated from the second half of these, when the page cache is full. 64 rows of every minibatch
 are compared with the table. Settings: row size, memory as a share of the features, seeds per minibatch.
 
-If fio is installed, it measures the disk's long reads and writes just before each side by packs. The side's
-seconds are then printed as a multiple of max(bytes / these rates, CPU seconds / cores).
+The disk's long reads and writes are measured before each side by packs, by fio if it is installed. The side's
+seconds are printed as a multiple of max(bytes / these rates, CPU seconds / cores).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from graphs import make_dataset
-from harness import Figures, Script, disk_rates, run_limited
+from harness import Figures, Script, disk_rates, least_seconds, run_limited
 from plot import Curve, plot_curves
 
 import gids.io
@@ -71,12 +71,13 @@ class Setting:
         return None if run is None else run["seconds"] + (self.batches - run["batches"]) * run["late_s"]
 
     def over_bound(self, side: str) -> float | None:
-        """Seconds, over the least that disk or cores take; None if the disk was not measured."""
-        run = self.runs.get(side, {})
-        if not run.get("disk") or not run["written_bytes"] or run["read_bytes"] is None:
+        """Seconds, over the least that disk or cores take; None without packs."""
+        run = self.runs.get(side)
+        if run is None or not run["written_bytes"] or run["read_bytes"] is None:
             return None
-        disk_s = run["read_bytes"] / run["disk"]["read"] + run["written_bytes"] / run["disk"]["write"]
-        return float(run["seconds"] / max(disk_s, run["cpu_s"] / (os.cpu_count() or 1)))
+        read, written, cpu_s = run["read_bytes"], run["written_bytes"], run["cpu_s"]
+        least_s = least_seconds(run["disk"], read=read, written=written, cpu_s=cpu_s)
+        return float(run["seconds"] / least_s)
 
     def rows_per_s(self, side: str) -> float | None:
         seconds = self.seconds(side)

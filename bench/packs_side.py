@@ -1,4 +1,4 @@
-"""One side of bench/packs.py, in its own process: loads some minibatches, cold, with bounded memory."""
+"""One side of bench/packs.py or bench/pack_versions.py, in its own process: loads some minibatches, cold."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ MARGIN, MARGIN_BYTES = 0.25, 48 << 20  # later minibatches are larger, and memor
 
 @contextmanager
 def gids_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> Iterator[Any]:
-    """Through NodeLoader with one of the values of reads. Yields (minibatches, stats)."""
+    """Through NodeLoader with one of the values of reads. Yields (minibatches of an epoch, stats)."""
+    options = {"memory": config["memory_bytes"], "reads": config["side"], "scratch": config.get("scratch")}
     with (
-        gids.open(store, memory=config["memory_bytes"], reads=config["side"]) as source,
+        gids.open(store, **options) as source,
         gids.NodeLoader(source, ids, config["fanouts"], tables=[table.name], **sampling(config)) as loader,
     ):
-        yield ((m.input_nodes, m.features[table.name]) for m in loader), loader.stats
+        yield lambda: ((m.input_nodes, m.features[table.name]) for m in loader), loader.stats
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def torch_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: t
     """torch.index_select on the mapped table, minibatches as gids samples them."""
     features = map_array(table, random_access=True)
     loader = gids.NodeLoader(store, ids, config["fanouts"], tables=[], labels=False, **sampling(config))
-    yield ((m.input_nodes, features.index_select(0, m.input_nodes)) for m in loader), dict
+    yield lambda: ((m.input_nodes, features.index_select(0, m.input_nodes)) for m in loader), dict
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def dgl_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: tor
     graph = dgl_graph(store)
     graph.ndata[table.key] = map_array(table, random_access=True)
     loader = dgl_loader(config, graph, ids, [table.key])
-    yield ((nodes, blocks[0].srcdata[table.key]) for nodes, _, blocks in loader), dict
+    yield lambda: ((nodes, blocks[0].srcdata[table.key]) for nodes, _, blocks in loader), dict
 
 
 SIDES: dict[str, Callable[..., Any]] = {
@@ -61,7 +62,7 @@ SIDES: dict[str, Callable[..., Any]] = {
 
 
 def sampling(config: dict[str, Any]) -> dict[str, Any]:
-    return {"batch_size": config["batch_size"], "seed": config["seed"]}
+    return {name: config[name] for name in ("batch_size", "seed", "shuffle") if name in config}
 
 
 def dgl_graph(store: FeatureStore) -> Any:
@@ -103,10 +104,53 @@ def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.
     limit_own_memory(headroom + config["memory_bytes"])
 
 
-def run(config: dict[str, Any]) -> dict[str, Any]:
-    """Load config["batches"] minibatches. The time is from opening the features to the last minibatch.
+def file_bytes_written() -> int | None:
+    """Bytes that this process wrote to files; some may never reach the disk. None: hidden."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:  # some containers hide it
+        return None
+    return int(dict(line.split(": ") for line in lines)["write_bytes"])
+
+
+def counters(stats: dict[str, Any]) -> dict[str, Any]:
+    """What counts up in this process. stats: of the loader, {} without gids."""
+    packs = stats.get("packs", {})
+    return {
+        "seconds": time.perf_counter(),
+        "cpu_s": cpu_seconds(),
+        "read_bytes": device_bytes_read(),
+        "file_bytes": file_bytes_written(),
+        "packs_read_bytes": packs.get("bytes_read", 0),
+        "written_bytes": packs.get("bytes_written", 0),
+    }
+
+
+def run_epoch(minibatches: Any, stats: Any, kept: KeptRows, before: dict[str, Any]) -> dict[str, Any]:
+    """Load the minibatches. Returns what happened since `before`, of counters().
 
     late_s: seconds per minibatch in the second half of them, when the page cache is full.
+    """
+    rows, ends = 0, [0.0]  # ends: seconds until each minibatch
+    for nodes, features in minibatches:
+        ends.append(time.perf_counter() - before["seconds"])
+        rows += len(nodes)
+        kept.add(nodes, features)
+    after, batches = counters(stats()), len(ends) - 1
+    return {
+        **{name: None if value is None else value - before[name] for name, value in after.items()},
+        "first_s": ends[1],
+        "late_s": (ends[-1] - ends[batches // 2]) / (batches - batches // 2),
+        "batches": batches,
+        "rows": rows,
+    }
+
+
+def run(config: dict[str, Any]) -> dict[str, Any]:
+    """Load config["epochs"] epochs, or one, of config["batches"] minibatches.
+
+    The first epoch's time is from opening the features. Returns what run_epoch does of it, with those of the
+    others as "later".
     """
     store = FeatureStore(config["dataset"])
     [ntype] = store.node_types
@@ -114,33 +158,25 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(config["seed"])
     ids = torch.randperm(store.num_nodes(ntype), generator=generator)
     ids = ids[: config["batches"] * config["batch_size"]]
-    kept = KeptRows(config["batches"], table)
+    epoch_count = config.get("epochs", 1)
+    kept = KeptRows(epoch_count * config["batches"], table)
     cached_before = max(map(cached_share, table.shard_paths))
-    if config["limited"]:
+    if config.get("limited"):
         limit(config, store, table, ids)
     else:
         trial(config, store, ids)
-    read_before, cpu_before = device_bytes_read(), cpu_seconds()
-    begun, rows, ends = time.perf_counter(), 0, [0.0]  # ends: seconds until each minibatch
+    before = counters({})
     with SIDES[config["side"]](config, store, table, ids) as (minibatches, stats):
-        for nodes, features in minibatches:
-            ends.append(time.perf_counter() - begun)
-            rows += len(nodes)
-            kept.add(nodes, features)
-        seconds = time.perf_counter() - begun
+        first = run_epoch(minibatches(), stats, kept, before)
+        later = [run_epoch(minibatches(), stats, kept, counters(stats())) for _ in range(epoch_count - 1)]
         packs = stats().get("packs", {})
-    read_after, batches = device_bytes_read(), len(ends) - 1
-    result = {
-        "seconds": seconds,
-        "first_s": ends[1],
-        "late_s": (ends[-1] - ends[batches // 2]) / (batches - batches // 2),
-        "cpu_s": cpu_seconds() - cpu_before,
-        "batches": batches,
-        "rows": rows,
-        "read_bytes": None if read_after is None or read_before is None else read_after - read_before,
-        "written_bytes": packs.get("bytes_written", 0),
+    compared, wrong = kept.compare(table.read_rows)
+    return {
+        **first,
+        "later": later,
         "choices": packs.get("choices", []),
         "cached_before": cached_before,
+        "compared_rows": compared,
+        "wrong_rows": wrong,
+        "gids": str(Path(gids.__file__).parent),
     }
-    result["compared_rows"], result["wrong_rows"] = kept.compare(table.read_rows)
-    return result

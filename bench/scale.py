@@ -8,7 +8,7 @@ after Balin, LaSalle and Catalyurek, "Cooperative Minibatching in Graph Neural N
 extended by the pages that caches miss and by the disk's reads per second.
 
 Give the rates of one rank. If several ranks share a disk or a network card, give the share of one. Without
---storage-gb-s and --reads-per-s the dataset's disk is measured, in less than a second. Counts are within 5 %
+--storage-gb-s and --reads-per-s the dataset's disk is measured, in a few seconds. Counts are within 5 %
 of real runs; seconds are estimates.
 """
 
@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -26,11 +27,13 @@ from pathlib import Path
 from curves import Curves, Point, Setting, measure
 from plot import Curve, check_plotting, plot_curves
 
+from gids.bench.bandwidth import random_reads
 from gids.bench.report import aligned, check_writable, seconds
 from gids.bench.sampling import SAMPLERS, parse_cache_size
 from gids.cli import arguments
 from gids.io.engine import direct_works
-from gids.packs.costs import measure_rates
+from gids.packs.predict import measure_rates
+from gids.packs.scratch import Scratch
 from gids.sizes import format_bytes, parse_bytes
 from gids.store import FeatureStore, Table
 from gids.store.part import refuse_part
@@ -45,7 +48,8 @@ _DEGREE, _WEIGHT = 4, 4
 _FLOAT = 4
 _LINE = 64  # bytes that a random access moves
 _OUTPUTS = 3  # minibatches whose rows are in memory
-_DEPTH = 256  # of the reads that are measured
+_RANDOM_S = 0.5  # for which random reads are measured
+_SCRATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,15 @@ class Rates:
     flops: float = 20e12
 
     def with_storage_of(self, tables: Sequence[Table]) -> Rates:
-        """The same with the rates of the disks of these tables, measured in less than a second."""
+        """The same with the rates of the disks of these tables, measured in a few seconds."""
         paths = [path for table in tables for path in table.shard_paths]
-        disk = measure_rates(
-            paths,
-            None,
-            page_bytes=max(t.page_bytes for t in tables),
-            depth=_DEPTH,
-            direct=direct_works(paths),
-            engine="auto",
+        page_bytes = max(t.page_bytes for t in tables)
+        scratch = Scratch([Path(tempfile.gettempdir())], _SCRATCH_BYTES)
+        rates = measure_rates(
+            paths, scratch, direct=direct_works(paths), engine="auto", memory_bytes=_SCRATCH_BYTES
         )
-        return replace(self, storage=disk.read_bytes_per_s, reads_per_s=disk.random_reads_per_s)
+        reads = random_reads(paths, page_bytes=page_bytes, seconds=_RANDOM_S)
+        return replace(self, storage=rates.read, reads_per_s=reads.reads_per_s)
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,6 @@ def open_engine(
     direct: bool,
     max_read_bytes: int,
     max_merge_bytes: int,
-    staging_slots: int = 0,
-    staging_bytes: int = ...,
     descriptors: list[int] = ...,
 ) -> Engine: ...
 def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...
@@ -256,10 +254,6 @@ PLANNED_ROW_BYTES: int
 """Upper bound of the bytes of requests, per row of a planned minibatch."""
 PLANNING_ROW_BYTES: int
 """Bytes to plan and gather one minibatch, per row."""
-LOAD_BYTES: int
-"""Bytes of requests per page that wins a line."""
-LATE_ROWS: int
-"""Rows of pages without a line that are requested at a time, if outputs are given to gather()."""
 MAX_LINES: int
 VALUE_TYPES: dict[str, int]
 """gids::ValueType by name."""
@@ -342,29 +336,20 @@ class PageCache:
         wanted_as: int = 0,
         row_values: int = 0,
         scales: Float32 | None = None,
-        annex_pages: int = 0,
-        annex_file: int = 0,
-        annex_files: int = 1,
     ) -> None: ...
     def check(self, ids: Int64) -> None: ...
     def enter(self, step: int, ids: Int64) -> int: ...
-    def plan(self, step: int, ids: Int64, out: UInt8 | None = None) -> None:
-        """Plan and submit reads. Without out, which gather_ready() gets then, only of pages with a line."""
-    def gather_ready(self, step: int, out: UInt8 | None = None) -> None:
+    def plan(self, step: int, ids: Int64, out: UInt8) -> None:
+        """Plan and submit reads."""
+    def gather_ready(self, step: int) -> None:
         """Copy the rows of pages that were read. wait() and gather_rest() must follow."""
+    def ready(self, step: int) -> bool:
+        """Whether wait() would return at once."""
     def wait(self, step: int) -> None:
         """Wait until the reads of the step are complete."""
     def gather_rest(self, step: int) -> list[tuple[int, int, int]]:
         """Copy the other rows. Returns (file, offset, errno) of each page that could not be read."""
     def retire(self, step: int) -> None: ...
-    def expect(self, first_page: int, keeps: UInt8) -> None:
-        """Whether pages of the annex, from first_page on, keep their line. Before a step with them enters."""
-    def forget(self, first_page: int, pages: UInt32) -> None:
-        """Give back the lines of pages of the annex, each plus first_page, that no live step has."""
-    def forget_all(self, first_page: int, count: int) -> None: ...
-    @property
-    def annex_row(self) -> int:
-        """The position of the annex's first row."""
     def cancel(self) -> int:
         """Retire every live step. Does nothing in a forked child, where other calls raise RuntimeError."""
     def read_through(self, ids: Int64, out: UInt8) -> list[tuple[int, int, int]]: ...
@@ -562,186 +547,23 @@ def philox2(counter: int, key: int) -> int:
 def check_rows(ids: Int64, row_count: int) -> None:
     """Raise IndexError for an id outside 0 to row_count - 1."""
 
-def row_set_bytes(row_count: int) -> int:
-    """Memory of a RowSet over a table of this many rows."""
-
-class RowSet:
-    """Rows of a table that a pack holds: a bitmap. A row's position in the pack is its rank."""
-
-    @staticmethod
-    def create(row_count: int) -> RowSet: ...
-    def insert(self, rows: UInt32, without: RowSet | None = None) -> None:
-        """Insert rows that the other set does not contain. IndexError for a row beyond the table."""
-    def clear(self) -> None: ...
-    def seal(self) -> None:
-        """Compute the ranks, after the last insert()."""
-    def rows(self) -> list[int]:
-        """Ascending."""
-    def words(self) -> UInt64:
-        """A bit for each row. A view."""
-    def ranks(self) -> UInt32:
-        """For each word, the rows of the set in the words before it. A view of a sealed set."""
-    def __len__(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-
-class RowList:
-    """The rows of a pack that waits, ascending. Smaller than a RowSet where they are few."""
-
-    @staticmethod
-    def create(rows: RowSet, skipped: int = 0, count: int | None = None) -> RowList:
-        """count of the rows, without the first skipped ones."""
-    def to_set(self) -> RowSet:
-        """Sealed."""
-    def __len__(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-
-class Counts:
-    """How many minibatches want each row of a table."""
-
-    @staticmethod
-    def create(row_count: int) -> Counts: ...
-    def add(self, rows: UInt32) -> int:
-        """Count a minibatch's rows, each once; returns how many distinct ones it has."""
-    def histogram(self) -> list[int]:
-        """Rows that 0, 1, 2, … minibatches want."""
-    def hottest(self, rows: int) -> RowSet:
-        """The most wanted rows, sealed; of equally wanted ones the first."""
-    @property
-    def nbytes(self) -> int: ...
-
-class Cutter:
-    """Cuts minibatches into packs. spaces: (resident rows, row_bytes) of each.
-
-    lists_bytes: the first packs get row lists, which take at most so many bytes. parts: a minibatch that does
-    not fit in a pack is cut into several.
-    """
-
-    def __init__(
-        self, spaces: list[tuple[RowSet, int]], pack_bytes: int, *, lists_bytes: int = 0, parts: bool = False
-    ) -> None: ...
-    def add(self, rows: list[UInt32]) -> None:
-        """The next minibatch's rows of each space."""
-    def packs(self) -> list[tuple[int, list[int]]]:
-        """(the minibatch after its last one, rows of each space) of each pack. Parts of a minibatch have the
-        same end."""
-    def take_lists(self) -> list[list[RowList]]:
-        """After the last minibatch: the row lists of each space of the first packs."""
-    @property
-    def largest_bytes(self) -> int:
-        """Of the rows of one minibatch. More than pack_bytes: it cannot be packed."""
-
-class PackMemory:
-    """Memory for packs, which native threads fill. A forked child does not get it."""
-
-    @staticmethod
-    def create(nbytes: int) -> PackMemory: ...
-    def bytes(self) -> UInt8:
-        """A view."""
-    def discard(self, at: int, nbytes: int) -> None:
-        """Give whole pages of memory back until they are written again. Their contents are lost."""
-    @property
-    def nbytes(self) -> int: ...
-
-class Priority:
-    """Lets reads of packs go before a sweep."""
-
-    @staticmethod
-    def create() -> Priority: ...
-
 class PackWriter:
     """Threads that write packs to a scratch file, which is striped over these files."""
 
     @staticmethod
     def create(fds: Sequence[int], *, threads: int, buffers: int, buffer_bytes: int) -> PackWriter: ...
-    @property
-    def bytes_written(self) -> int: ...
-    @property
-    def failed_file(self) -> int:
-        """The file that the first error is of; 0 without one."""
 
-_Target = tuple[RowList, PackMemory | None, int]
+# native/bind/packs.cpp
 
-class SweepTable:
-    """A table of a sweep. targets: (rows, memory or None for the scratch file, offset) of each."""
-
-    def __init__(
-        self,
-        *,
-        row_count: int,
-        row_bytes: int,
-        page_bytes: int,
-        rows_per_page: int,
-        shard_count: int,
-        first_file: int,
-        checksums: UInt32 | None = None,
-        targets: list[_Target],
-    ) -> None: ...
-
-class Sweep:
-    """Copies wanted rows of tables to packs, in a thread that starts at once."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        writer: PackWriter | None,
-        priority: Priority,
-        tables: list[SweepTable],
-        *,
-        piece_bytes: int,
-        pieces: int,
-        gap_bytes: int,
-        threads: int,
-    ) -> None: ...
-    def cancel(self) -> None: ...
-    @property
-    def ended(self) -> bool: ...
-    def wait(self) -> dict[str, Any]:
-        """Block. error: errno or 0; bad_pages: [(file, offset, errno)]; bytes_read; busy_s."""
-
-class PackRead:
-    """Reads a part of a file into PackMemory, in the background. files: that it is striped over."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        priority: Priority,
-        file: int,
-        offset: int,
-        memory: PackMemory,
-        at: int,
-        nbytes: int,
-        *,
-        files: int = 1,
-    ) -> None: ...
-    @property
-    def ended(self) -> bool: ...
-    @property
-    def busy_s(self) -> float: ...
-    def wait(self) -> list[tuple[int, int, int]]:
-        """Block. Returns the bytes that could not be read: [(begin, end, errno)]."""
-
-def gather_packed(
-    workers: Workers,
-    ids: UInt32,
-    holders: list[tuple[RowSet, PackMemory, int]],
-    *,
-    row_bytes: int,
-    stored_as: int,
-    wanted_as: int,
-    row_values: int,
-    scales: Float32 | None = None,
-    out: UInt8,
-) -> tuple[int, bool]:
-    """Copy rows from the first (rows, memory, offset) that has them. Returns how many none has, and whether a
-    finite value became infinite."""
-
-# native/bind/annex.cpp
 ANNEX_MOST_STEPS: int
 """Steps of a superbatch, at most."""
+ANNEX_USE_BYTES: int
+"""Of the file of RowUses, for each use."""
 ANNEX_RANGES: int
 """Ranges of rows in which the offline cache is counted: of equal next uses, it drops a range at a time."""
+
+def annex_row_bytes(row_bytes: int) -> int:
+    """Bytes of a row in an annex, and in a line."""
 
 class RowUses:
     """The rows of a table that each minibatch of a superbatch uses, in a file."""
@@ -752,72 +574,57 @@ class RowUses:
     def append(self, rows: UInt32) -> None:
         """The rows of the next step, which may repeat."""
     def count(self, step: int) -> int: ...
-    def read_positions(self, step: int, first_row: int, out: Int64) -> None:
-        """After plan_annex(): the positions of a step's rows, each plus first_row."""
     def __len__(self) -> int: ...
     @property
     def uses(self) -> int: ...
+    @property
+    def longest(self) -> int:
+        """Uses of the step that has most."""
+
+class Cancel:
+    """Ends plan_annex(), which raises OSError (ECANCELED) then, and an AnnexSweep, from another thread."""
+
+    @staticmethod
+    def create() -> Cancel: ...
+    def cancel(self) -> None: ...
 
 class AnnexPlan:
-    """Which copies of rows an annex has, and how long they are used."""
+    """Which copies of rows an annex has, and how long lines keep them."""
 
-    def first_pages(self) -> UInt64:
-        """uint64[steps + 1]: the first page of each step's run, and the number of pages. A view."""
-    def missed(self) -> UInt64:
-        """uint64[steps]: copies of each run. A view."""
-    def deaths(self) -> UInt16:
-        """uint16[pages]: the last step that uses a row of each page. A view."""
-    def dying(self, step: int) -> UInt32:
-        """Pages of earlier runs that no later step uses. A view."""
-    def lines_needed(self, ahead: int) -> int:
-        """The most lines that pages need if runs are read `ahead` steps before they are due."""
     @property
     def copies(self) -> int: ...
     @property
-    def once(self) -> int:
-        """Copies that one step uses."""
+    def kept(self) -> int:
+        """Copies that lines keep."""
+    @property
+    def runs(self) -> int:
+        """Steps with copies."""
     @property
     def group_bytes(self) -> int:
         """Of a buffer that the sweep needs for each run, and for one more."""
     @property
     def nbytes(self) -> int:
         """Of the annex."""
-    @property
-    def memory_bytes(self) -> int: ...
 
 def plan_annex(
     uses: RowUses,
     workers: Workers,
     *,
+    cancel: Cancel | None = None,
     row_count: int,
     row_bytes: int,
     page_bytes: int,
     rows_per_page: int,
     shard_count: int,
     first_file: int,
-    capacity_rows: int,
+    lines: int,
     group_bytes: int,
     chunk_bytes: int,
 ) -> AnnexPlan:
-    """Plan the copies for a cache of so many rows, and turn the uses into positions. Blocks."""
-
-def annex_capacity(
-    uses: RowUses,
-    workers: Workers,
-    *,
-    row_count: int,
-    row_bytes: int,
-    page_bytes: int,
-    rows_per_page: int,
-    lines: int,
-    ahead: int,
-    group_bytes: int,
-    chunk_bytes: int,
-) -> int:
-    """capacity_rows for plan_annex(), so that so many lines are enough; by planning a sample of the rows."""
+    """Plan the copies for a cache of so many lines. The uses become what a RunReader does. Blocks."""
 
 class AnnexSweep:
-    """Makes the copies of a plan, in a thread that starts at once."""
+    """Makes the copies of a plan, in a thread."""
 
     def __init__(
         self,
@@ -826,13 +633,69 @@ class AnnexSweep:
         workers: Workers,
         plan: AnnexPlan,
         *,
+        cancel: Cancel | None = None,
         chunks: int,
         gap_bytes: int,
-        first_page: int,
         checksums: UInt32 | None = None,
     ) -> None: ...
-    def cancel(self) -> None: ...
-    @property
-    def ended(self) -> bool: ...
     def wait(self) -> dict[str, Any]:
         """Block. error: errno or 0; in_table or in_annex; file; offset; bytes_read; bytes_written; busy_s."""
+
+class RunMemory:
+    """Memory for the rows that a RunReader keeps, and for pieces of its runs."""
+
+    @staticmethod
+    def create(
+        *, lines: int, row_bytes: int, pieces: int, piece_bytes: int, lines_here: bool = True
+    ) -> RunMemory: ...
+    @property
+    def lines(self) -> int: ...
+    @property
+    def pieces(self) -> int: ...
+    @property
+    def pieces_address(self) -> int: ...
+    @property
+    def pieces_bytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class RunReader:
+    """Reads the steps of a superbatch from its annex, in their order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        workers: Workers,
+        memory: RunMemory,
+        uses: RowUses,
+        plan: AnnexPlan,
+        *,
+        stored_as: int,
+        wanted_as: int,
+        row_values: int,
+        scales: Float32 | None = None,
+    ) -> None: ...
+    def read(self, out: UInt8 | None) -> tuple[int, int, int, bool]:
+        """The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. Blocks.
+
+        None: only keeps what later steps need. Returns (an errno or 0, file, offset, whether a finite value
+        became infinite).
+        """
+    @property
+    def next_step(self) -> int: ...
+    @property
+    def next_uses(self) -> int: ...
+    @property
+    def next_copies(self) -> int: ...
+    def numbers(self, sources: UInt32, keeps: UInt32) -> None:
+        """Where lines are elsewhere, of the next step: for each use its line, or 2^31 + the row of the run.
+
+        For each row of the run the line that keeps it, or 2^32 - 1.
+        """
+    def next_piece(self) -> tuple[int, int, int, int, int, int]:
+        """Then rows of its run: (an errno or 0, file, offset, address, first row, rows). Blocks."""
+    def free_piece(self) -> None:
+        """The memory of the oldest piece that came is read into again."""
+    def end_step(self) -> None: ...
+    def stats(self) -> dict[str, Any]:
+        """steps, rows, bytes_read, wait_s, gather_s."""

@@ -53,7 +53,6 @@ def run(monkeypatch, capfd):
         ("epoch.py", ["--hetero"], "papers and authors: rows/s, gids over stock, MADV_RANDOM"),
         ("device_queue.py", [], "random pages, queue over engine"),
         ("io.py", [], "random reads, threads"),
-        ("annex.py", [], "24 MB: annex over packs, bytes read and written"),
         ("sampling.py", [], "labor, 1 thread, gids over dgl, edges/s"),
         ("sampling.py", ["--temporal"], "nodes, last over uniform, edges/s"),
         ("cooperation.py", ["--plot"], "1.5D with adjacency rows, words of a bulk"),
@@ -81,10 +80,12 @@ def run(monkeypatch, capfd):
         ("dependent.py", ["locality", "--plot"], "locality 16: accuracy"),
         ("packs.py", ["--plot"], "rows that differ from the table: 0 of "),
         ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
+        ("pack_versions.py", ["--datasets", "BIG"], "BIG, default, 32 MB: later epochs"),
+        ("pack_versions.py", ["--datasets", "MID", "--before", sys.executable], "over the version before: "),
     ],
 )
 def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch):
-    """rows.py and packs.py start fresh processes, as epoch.py does elsewhere."""
+    """rows.py, packs.py and pack_versions.py start fresh processes, as epoch.py does elsewhere."""
     if name == "epoch.py":
         train_here(monkeypatch)
     where = [] if name in IN_MEMORY else ["--dir", str(tmp_path)]

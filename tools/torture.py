@@ -30,7 +30,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "graphbolt"), str(TESTS / "torture")]
 import emulator  # noqa: E402
 import torch  # noqa: E402
 from rank_pool import RankPool  # noqa: E402
-from torture_run import open_data, torture, torture_ranks  # noqa: E402
+from torture_run import opened_data, torture, torture_ranks  # noqa: E402
 from torture_scenario import draw  # noqa: E402
 
 SLOW_S, HANGS_S = 8.0, 90.0
@@ -42,12 +42,11 @@ def _child(first: int, last: int, folder: Path, ranks: bool, gpu: bool) -> None:
     emulator.folder.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        data = open_data(Path(made))
+    with tempfile.TemporaryDirectory(dir=folder) as made, opened_data(Path(made)) as data:
         gc.freeze()  # gc.collect() is fast then
         pool = RankPool(2) if ranks else None
         for number in range(first, last):
-            if gpu and draw(number).device != "cuda":
+            if gpu and all(r.device != "cuda" for r in (draw(number).reading, draw(number).other)):
                 print(json.dumps({"ends": number, "skipped": True}), flush=True)
                 continue
             print(json.dumps({"begins": number}), flush=True)

@@ -1,4 +1,4 @@
-"""The memory budget: one number for everything, shared out before anything is allocated.
+"""The memory budget: one number for everything, divided before anything is allocated.
 
 Called by the loader's placement once it knows how large minibatches are. Chooses the length of the window,
 how many minibatches are planned, and what is left for lines. It knows sizes only.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
 GROWTH = 1.25
 """Memory is reserved for minibatches larger than the first by this factor."""
 
-GROWTHS = (GROWTH, 1.0625, 1.03, 1.015, 1.0)
-"""The factors to try, in this order, where memory is short."""
-
 REACH = 3
 """A window is useful while its minibatches read at most about three times what the lines hold.
 
 Measured by `gids bench hit-ratio` on graphs with power-law degrees: a longer window adds about one point.
 """
+
+SMALL = 16
+"""More minibatches are planned while all outputs take at most a sixteenth of the memory."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,8 @@ class Sizes:
     minibatch_bytes: memory of the sampled minibatch itself. window_batches: minibatches in the window.
     planned_batches: minibatches planned at once; at least least_planned_batches where memory is short, at
     most most_planned_batches. waiting_batches: sampled minibatches that wait for the window. source_bytes:
-    memory of the sampler, as a function of waiting_batches. growths: factors of room for larger minibatches,
-    the preferred one first. late_outputs: minibatches get their outputs when they are gathered, not when they
-    are planned.
+    memory of the sampler, as a function of waiting_batches. growth: room for minibatches that are larger by
+    this factor.
     """
 
     rows: Mapping[str, int]
@@ -58,18 +56,12 @@ class Sizes:
     least_planned_batches: int = 1
     waiting_batches: int = 0
     source_bytes: Callable[[int], int] = lambda _waiting: 0
-    growths: tuple[float, ...] = GROWTHS
-    late_outputs: bool = False
+    growth: float = GROWTH
 
     @property
     def live_batches(self) -> int:
         """Minibatches in the window or planned."""
         return self.window_batches + self.planned_batches
-
-    @property
-    def most_loads(self) -> int:
-        """Upper bound of the pages that planned minibatches miss."""
-        return self.planned_batches * sum(self.rows.values())
 
     def grown(self, times: float) -> Sizes:
         """With minibatches that are larger by this factor."""
@@ -91,18 +83,19 @@ class Sizes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How memory is shared out.
+    """How memory is divided.
 
     purposes: bytes by purpose. lines: cache lines by table. sizes: the largest minibatch, the window and the
-    planned minibatches that fit. capped: more memory would not add lines. host_lines: of a plan for a device,
-    the lines in host memory by table.
+    planned minibatches that fit. capped: more memory would not add lines. line_bytes: bytes of all lines.
+    host_lines: of a plan for a device, the lines in host memory by table.
     """
 
     purposes: Mapping[str, int]
     lines: Mapping[str, int]
     sizes: Sizes
     capped: bool
-    host_lines: Mapping[str, int] = field(default_factory=dict)
+    line_bytes: int
+    host_lines: Mapping[str, int]
 
     @property
     def window_pays(self) -> bool:
@@ -111,9 +104,6 @@ class MemoryPlan:
         reach = self.sizes.window_batches * self.sizes.page_bytes
         return window <= lines and reach <= REACH * lines
 
-
-SMALL = 16
-"""More minibatches are planned while all outputs take at most a sixteenth of the memory."""
 
 _MERGED_BYTES = 32 << 10
 """Neighboring pages without a line are read into the bounce pool by one request of up to this size."""
@@ -133,15 +123,13 @@ OTHERS = "other loaders"
 """The purpose of what other loaders of the source keep."""
 
 
-def longest_read_bytes(
-    tables: Iterable[Table], *, memory_bytes: int | None = None, queue_depth: int = 0
-) -> int:
+def longest_read_bytes(tables: Iterable[Table], *, memory_bytes: int, queue_depth: int) -> int:
     """The max_read_bytes of a cache's engine. The bounce pool is this size times the queue depth.
 
-    memory_bytes: the whole budget; a small one makes requests shorter. None: unknown.
+    memory_bytes: the whole budget; a small one makes requests shorter.
     """
     merged = _MERGED_BYTES
-    while memory_bytes is not None and merged > 512 and merged * queue_depth * _BOUNCE_SHARE > memory_bytes:
+    while merged > 512 and merged * queue_depth * _BOUNCE_SHARE > memory_bytes:
         merged //= 2
     return max([merged, *(t.page_bytes for t in tables)])
 
@@ -188,41 +176,36 @@ class Budget(ABC):
     def share(self, sizes: Sizes) -> MemoryPlan:
         """Give every purpose its bytes; the rest becomes cache lines.
 
-        sizes: of minibatches like the first one, with the preferred window and planned minibatches. More
-        minibatches are planned while their outputs are small beside the whole. If the lines would get too
-        little, the ways to hold minibatches are tried in order: reserve less room for larger minibatches; on
-        the host, give outputs when minibatches are gathered; plan fewer minibatches. Each uses the longest
-        window that pays.
+        sizes: of minibatches like the first one, with the preferred window and planned minibatches. There is
+        room for minibatches that are larger by sizes.growth. More minibatches are planned while their outputs
+        are small beside the whole. Where memory is short, the window is shortened first. Then fewer
+        minibatches are planned, until the lines take as much as the outputs. If that does not fit, no room is
+        left for larger minibatches.
 
-        Raises MemoryBudgetError, which lists the sum, if none of them fits.
+        Raises MemoryBudgetError, which lists the sum, if one minibatch does not fit.
         """
-        roomy, *tight = sizes.growths
-        preferred = self._with_window(self._more_planned(sizes.grown(roomy)))
-        if preferred is not None:
-            purposes = preferred.purposes
-            if preferred.capped or purposes["lines"] >= purposes["outputs"]:
-                return preferred
-        ways = self._ways(sizes, sizes.with_planned(sizes.least_planned_batches), tight or [roomy])
-        for way in ways:
-            if (plan := self._with_window(way)) is not None:
+        usual, plan = self._more_planned(sizes.grown(sizes.growth)), None
+        for planned in range(usual.planned_batches, sizes.least_planned_batches - 1, -1):
+            plan = self._with_window(usual.with_planned(planned)) or plan
+            if plan is not None and (plan.capped or plan.line_bytes >= plan.purposes["outputs"]):
                 return plan
-        if preferred is not None:
-            return preferred
-        least = min((self.needed(way.shortened(0)) for way in ways), key=_sum)
-        raise too_little(self.memory_bytes, least, self.option)
+        least = sizes.with_planned(sizes.least_planned_batches)
+        if (plan := plan or self._with_window(least)) is None:
+            raise too_little(self.memory_bytes, self.needed(least.shortened(0)), self.option)
+        return plan
+
+    def enough_for_lines(self, sizes: Sizes, line_bytes: int) -> str:
+        """The memory_bytes to advise so that such minibatches leave so many bytes to the lines."""
+        needed = self.needed(sizes.grown(sizes.growth).shortened(min(1, sizes.window_batches)))
+        beside = line_bytes // 16  # what lines need beside their pages, at most
+        return enough(self.memory_bytes, needed | {"lines": line_bytes + beside})
 
     @abstractmethod
     def needed(self, sizes: Sizes) -> dict[str, int]:
         """Bytes by purpose that minibatches of these sizes need, without lines."""
 
     @abstractmethod
-    def _ways(self, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Sizes]:
-        """The ways to hold minibatches, in order. least: with the fewest planned ones. tight: growths."""
-
-    @abstractmethod
-    def _divide(
-        self, left: int, sizes: Sizes, purposes: dict[str, int]
-    ) -> tuple[dict[str, int], dict[str, int]]:
+    def _divide(self, left: int, purposes: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
         """(lines, lines in host memory beside a device's) by table, for these bytes. Adds to purposes what
         lines need beside their pages."""
 
@@ -235,10 +218,12 @@ class Budget(ABC):
         capped = self.cache_bytes is not None and left > self.cache_bytes
         if self.cache_bytes is not None:
             left = min(left, self.cache_bytes)
-        lines, host_lines = self._divide(left, sizes, purposes)
+        lines, host_lines = self._divide(left, purposes)
         purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in self.tables)
         all_held = all(lines[t.name] == t.page_count for t in self.tables)
-        return MemoryPlan(purposes, lines, sizes, capped or all_held, host_lines)
+        on_host = sum(host_lines.get(t.name, 0) * t.page_bytes for t in self.tables)
+        line_bytes = purposes["lines"] + on_host
+        return MemoryPlan(purposes, lines, sizes, capped or all_held, line_bytes, host_lines)
 
     def _with_window(self, sizes: Sizes) -> MemoryPlan | None:
         """The plan with the longest window that pays."""
@@ -270,52 +255,36 @@ class Budget(ABC):
 
 
 class HostBudget(Budget):
-    """Shares host memory out."""
+    """Divides host memory."""
 
     option = "memory"
 
     def needed(self, sizes: Sizes) -> dict[str, int]:
         """Bytes by purpose that minibatches of these sizes need, without lines.
 
-        outputs: one that the consumer holds, and one per planned minibatch; with late_outputs one for the
-        minibatch that is gathered instead. window: minibatches in the window, planned or waiting, and the
-        numbers of their pages. requests: the reads of planned minibatches, and memory to plan in.
+        outputs: one that the consumer holds, and one per planned minibatch. window: minibatches in the
+        window, planned or waiting, and the numbers of their pages. requests: the reads of planned
+        minibatches, and memory to plan in.
         """
         tables, rows = self.tables, sum(sizes.rows.values())
         pages = sum(sizes.rows[t.name] * (4 if t.page_count <= _NARROW_PAGES else 8) for t in tables)
-        outputs = 2 if sizes.late_outputs else sizes.planned_batches + 1
-        requested = min(rows, _core.LATE_ROWS) if sizes.late_outputs else rows * sizes.planned_batches
         ordered = sum(sizes.rows[t.name] for t in tables if t.order is not None) * sizes.planned_batches
         sampled = sizes.live_batches + sizes.waiting_batches
         return {
             "page tables": sum(8 * t.page_count + _core.LISTS_BYTES for t in tables),
             "bounce pool": self.bounce_bytes,
-            "outputs": self._output_bytes(sizes) * outputs,
+            "outputs": self._output_bytes(sizes) * (sizes.planned_batches + 1),
             "window": pages * sizes.live_batches + sizes.minibatch_bytes * sampled,
-            "requests": requested * _core.PLANNED_ROW_BYTES + rows * _core.PLANNING_ROW_BYTES + 8 * ordered,
+            "requests": rows * sizes.planned_batches * _core.PLANNED_ROW_BYTES
+            + rows * _core.PLANNING_ROW_BYTES
+            + 8 * ordered
+            + _MEMORY_PAGE * len(tables),
             "sampler": sizes.source_bytes(sizes.waiting_batches),
             **row_orders(tables),
             **({OTHERS: self.others_bytes} if self.others_bytes else {}),
         }
 
-    def _ways(self, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Sizes]:
-        late = partial(replace, late_outputs=True)
-        usual = sizes.grown(tight[0])
-        return [
-            usual,
-            late(usual),
-            *(late(least.grown(growth)) for growth in tight),
-            least.grown(tight[-1]),
-        ]
-
-    def _divide(
-        self, left: int, sizes: Sizes, purposes: dict[str, int]
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        if sizes.late_outputs:  # only pages that win a line are read ahead, mostly before the next plan
-            most = min(_sum(self._lines(left, _core.LINE_METADATA_BYTES)), sizes.most_loads)
-            loads = min(left, most * _core.LOAD_BYTES)
-            purposes["requests"] += loads
-            left -= loads
+    def _divide(self, left: int, purposes: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
         lines = self._lines(left, _core.LINE_METADATA_BYTES)
         purposes["line metadata"] = _sum(lines) * _core.LINE_METADATA_BYTES
         return lines, {}
@@ -326,16 +295,21 @@ def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str) -> M
 
     purposes: the least bytes that they need. option: the argument of gids.open() for this memory.
     """
-    needed, pool = _sum(purposes), purposes.get("bounce pool", 0)
-    enough = needed
-    if pool * (_MOST_BOUNCE_SHARE + 4) > memory_bytes:  # its limit, which grows with the memory
-        enough = max(needed, (needed - pool) * _MOST_BOUNCE_SHARE // (_MOST_BOUNCE_SHARE - 1))
+    needed = _sum(purposes)
     listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
     return MemoryBudgetError(
         f"{option}={memory_bytes} ({format_bytes(memory_bytes)}) is too small: minibatches of this size "
         f"need {listing} = {needed} bytes ({format_bytes(needed)}) without any cache. Give "
-        f"{option}={advised_bytes(enough)} or more, or use smaller minibatches."
+        f"{option}={enough(memory_bytes, purposes)} or more, or use smaller minibatches."
     )
+
+
+def enough(memory_bytes: int, purposes: Mapping[str, int]) -> str:
+    """The memory_bytes to advise for these purposes, in place of this one."""
+    needed, pool = _sum(purposes), purposes.get("bounce pool", 0)
+    if pool * (_MOST_BOUNCE_SHARE + 4) > memory_bytes:  # its limit, which grows with the memory
+        needed = max(needed, (needed - pool) * _MOST_BOUNCE_SHARE // (_MOST_BOUNCE_SHARE - 1))
+    return advised_bytes(needed)
 
 
 def advised_bytes(needed: int) -> str:

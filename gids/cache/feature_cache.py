@@ -34,10 +34,6 @@ _NO_IDS: Ids = np.empty(0, np.int64)
 _CPU = torch.device("cpu")
 
 
-class ClosedCacheError(RuntimeError):
-    """Its memory is freed."""
-
-
 class FeatureCache:
     """Cache lines of several tables in host memory. One I/O engine fills them from disk.
 
@@ -47,7 +43,6 @@ class FeatureCache:
     bfloat16; gather() converts tables of these dtypes and of int8 with a scale. None: the stored dtype;
     float32 for int8 with a scale. output_rows: rows that an output has room for, by table, so that outputs of
     smaller minibatches are reused for larger ones. keep_output_bytes: bytes of outputs to keep for reuse.
-    late_outputs: allocate outputs in gather(), which then reads the pages without a line.
     """
 
     def __init__(
@@ -63,14 +58,12 @@ class FeatureCache:
         check_crc: bool = False,
         keep_output_bytes: int = 0,
         output_rows: Mapping[str, int] | None = None,
-        late_outputs: bool = False,
         output_dtype: torch.dtype | None = None,
     ) -> None:
         self.tables = {t.name: t for t in tables}
         self._engine = engine
         self._memory = Outputs(tables, output_dtype, keep_bytes=keep_output_bytes, rows=output_rows)
         self._pool = self._memory.pool
-        self._late_outputs = late_outputs
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers.create(threads)
         self._caches: dict[str, Any] = {}
@@ -124,11 +117,14 @@ class FeatureCache:
         """Choose the pages to read, keep and drop, and submit the reads. Steps are planned in order."""
         outputs = {}
         for name, cache in self._caches.items():
-            ids, rows = self._positions(name, self._ids[step]), None
-            if not self._late_outputs:
-                rows = outputs[name] = self._memory.take(self.tables[name], len(ids))
-            cache.plan(step, ids, rows)
+            ids = self._positions(name, self._ids[step])
+            outputs[name] = self._memory.take(self.tables[name], len(ids))
+            cache.plan(step, ids, outputs[name])
         self._outputs[step] = outputs
+
+    def ready(self, step: int) -> bool:
+        """Whether all reads of the step that are planned are complete."""
+        return all(cache.ready(step) for cache in self._caches.values())
 
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and copy its rows.
@@ -138,18 +134,11 @@ class FeatureCache:
         to the caller.
         """
         outputs, failures = self._outputs[step], []
-        for name, cache in self._caches.items():
-            rows = None
-            if self._late_outputs:
-                count = len(self._ids[step].get(name, _NO_IDS))
-                rows = outputs[name] = self._memory.take(self.tables[name], count)
-            cache.gather_ready(step, rows)
+        for cache in self._caches.values():
+            cache.gather_ready(step)
             with stage("wait"):
                 cache.wait(step)
-                if self._late_outputs:  # what is left is read into them now
-                    failures += cache.gather_rest(step)
-            if not self._late_outputs:
-                failures += cache.gather_rest(step)
+            failures += cache.gather_rest(step)
         features = {name: self._memory.tensor(self.tables[name], outputs[name]) for name in self._ids[step]}
         return features, self._error(failures)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
@@ -24,7 +24,6 @@ from gids.dgl.minibatch import OwnColumns, SampledMinibatch, fill, own_columns, 
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
-from gids.loader.learned import Learned
 from gids.loader.options import OPTIONS, TUNING, check_names
 from gids.loader.source import Dataset, Source, as_source
 from gids.store import Table
@@ -121,7 +120,6 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             device=self.device if gids_device is None else gids_device,
             minibatch_rows=gids_minibatch_rows,
         )
-        self.learned = Learned()
         self._epochs: weakref.WeakSet[FrameworkEpoch[Any]] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
@@ -130,8 +128,6 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         self.feature_loader.check_user(self)
         if self.shuffle:
             self.dataset.shuffle()
-        with suppress(TypeError):  # a dataset of somebody else may have no length
-            self.learned.longest = max(self.learned.longest, len(self))
         epoch = FrameworkEpoch(
             self.feature_loader,
             _sampled(self, own := own_columns(self.graph)),
@@ -139,14 +135,13 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             partial(_finished, self, own),
             bytes_of=attrgetter("nbytes"),
             in_workers=self.num_workers > 0,
-            learned=self.learned,
         )
         self._epochs.add(epoch)
         return epoch
 
     def stats(self) -> dict[str, Any]:
-        """FeatureLoader.stats() of this loader: counters, times and memory. Empty with ``gids=None``."""
-        return self.feature_loader.stats_of(self.learned) if self.feature_loader is not None else {}
+        """FeatureLoader.stats(): counters, times and memory. Empty with ``gids=None``."""
+        return self.feature_loader.stats() if self.feature_loader is not None else {}
 
     def close(self) -> None:
         """End the open epochs, release engine and cache. Iterating afterwards raises. Idempotent."""
@@ -169,7 +164,7 @@ def _finished(loader: Any, own: OwnColumns, sampled: SampledMinibatch, rows: Map
 
 
 def _sampled(loader: Any, own: OwnColumns) -> Iterator[SampledMinibatch]:
-    """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
+    """PyTorch's iterator, which does not hold the loader."""
     graph, tables = loader.graph, loader.served_tables
 
     def without_served_columns(batch: Any) -> SampledMinibatch:

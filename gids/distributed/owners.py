@@ -4,6 +4,7 @@ hottest pages have several owners, as a placement says.
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 
@@ -11,9 +12,9 @@ import numpy as np
 import torch
 
 from gids.distributed.place import NOBODY, Placement, place
+from gids.io import open_engine, queue_depth
 from gids.loader.options import Options
 from gids.loader.ranks import Group, Tensors
-from gids.packs import measure_rates
 from gids.store import Table
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplicative hashing
@@ -78,6 +79,7 @@ _SHARE = 0.5
 """Of each rank's lines, for placed pages, which are never evicted. The rest is for what the window asks."""
 _TRIALS = 5
 _TRIAL_BYTES = 1 << 20
+_READ_BYTES = 16 << 20
 
 
 class PlacedOwners:
@@ -132,16 +134,7 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
 
     def measure() -> Tensors:
         nonlocal disk_s
-        rates = measure_rates(
-            table.shards,
-            None,
-            page_bytes=table.page_bytes,
-            depth=options.queue_depth,
-            direct=options.direct,
-            engine=options.engine,
-            memory_bytes=options.memory,
-        )
-        disk_s = 1 / rates.random_reads_per_s
+        disk_s = _random_page_s(table, options)
         return []
 
     # If a rank cannot read, all of them hear of it.
@@ -155,3 +148,25 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
         group.wait_for(handle)
         taken.append(time.perf_counter() - begun)
     return float(np.median(taken)) / len(rows), disk_s
+
+
+def _random_page_s(table: Table, options: Options) -> float:
+    """Seconds of a page's random read, while as many are read as may be in flight. Raises OSError."""
+    depth = options.queue_depth or queue_depth(table.shards, options.engine)
+    count = max(1, min(4 * depth, _READ_BYTES // table.page_bytes))
+    out = np.frombuffer(mmap.mmap(-1, count * table.page_bytes), np.uint8).reshape(count, -1)  # aligned
+    pages = np.random.default_rng(0).integers(0, table.page_count, count)
+    shards = len(table.shards)
+    with open_engine(
+        table.shards,
+        options.engine,
+        depth=depth,
+        direct=options.direct,
+        max_read_bytes=table.page_bytes,
+        max_merge_bytes=0,
+    ) as engine:
+        files, offsets = (pages % shards).astype(np.uint32), pages // shards * table.page_bytes
+        engine.read(files[:1], offsets[:1], table.page_bytes, out[:1])  # what happens once is not measured
+        begun = time.perf_counter()
+        engine.read(files, offsets, table.page_bytes, out)
+        return (time.perf_counter() - begun) / count

@@ -18,10 +18,8 @@ from gids.cache.device.state import row_copy
 from gids.cache.output_dtype import converted, out_dtype_of, overflow_error, row_form
 from gids.cuda import on_host
 from gids.distributed.owners import Dealt, Owners
-from gids.loader.epoch_stream import Failed
-from gids.loader.learned import Learned
 from gids.loader.ranks import Group, Tensors
-from gids.loader.readers import Features
+from gids.loader.rows import Features
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
 from gids.store.names import Relation
@@ -170,25 +168,30 @@ class RankRows:
             raise overflow_error(table, out.dtype)
         return out
 
-    def stats_of(self, learned: Learned) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
-        stats = self.feature_loader.stats_of(learned)
+        stats = self.feature_loader.stats()
         return stats | {"group": dict(self.counts)} if self.exchanged else stats
 
     def ask(
-        self, minibatch: T | Failed, ids_of: Callable[[T], Ids], bytes_of: Callable[[T], int], place: str
+        self,
+        minibatch: T | Exception,
+        ids_of: Callable[[T], Ids],
+        bytes_of: Callable[[T], int],
+        place: str,
     ) -> tuple[Step[T], Due[T]]:
         """Send the ids of a minibatch to the owners of their rows. Collective.
 
-        Raises the minibatch's error, or one that names the rank that has one.
+        minibatch: or the error that sampling it raised, which this raises. The other ranks raise one that
+        names this rank.
         """
         inverses: list[torch.Tensor] = []
         expected: list[list[int]] = []
         own: list[torch.Tensor] = []
 
         def ask() -> Tensors:
-            if isinstance(minibatch, Failed):  # the other ranks wait
-                raise minibatch.error
+            if isinstance(minibatch, Exception):  # the other ranks wait
+                raise minibatch
             ids = on_host(ids_of(minibatch))
             if not self.exchanged:
                 own.extend(ids[names[0]] for names in self.alike)
@@ -205,7 +208,7 @@ class RankRows:
 
         dtypes = [torch.int64] * (len(self.alike) if self.exchanged else 0)
         received = self.group.exchange(ask, dtypes, place)
-        assert not isinstance(minibatch, Failed)
+        assert not isinstance(minibatch, Exception)
         wanted = [[len(ids) for ids in by_rank] for by_rank in received]
         asked = [torch.cat(by_rank) for by_rank in received] if self.exchanged else own
         rows = []

@@ -8,7 +8,7 @@ step is trained.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,13 +16,12 @@ import torch
 
 from gids.distributed.rows import Due, RankRows, Step
 from gids.errors import StorageError
-from gids.loader.epoch_stream import EpochStream, Failed, Sampled, without_frames
-from gids.loader.learned import Learned
 from gids.loader.options import MAX_PLANNED
+from gids.loader.queue import Queue, without_frames
 from gids.loader.ranks import place_of
-from gids.loader.readers import Features, Reader
-from gids.loader.row_source import EpochInput
+from gids.loader.rows import EpochInput, Features, IdsOf, Rows
 from gids.loader.sampling import EpochSampling
+from gids.loader.stream import EpochStream
 from gids.sampler import Minibatch
 
 T = TypeVar("T")
@@ -32,41 +31,37 @@ class LockstepRows(RankRows):
     """The rows of ranks that read together, for loaders. See RowLoader."""
 
     def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]:
-        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective.
-
-        The ranks sample together, and none is ahead of its epoch: epoch.following is not used.
-        """
-        steps = Steps(self, cast(EpochSampling, epoch.minibatches), epoch.ids_of, epoch.bytes_of)
-        return LockstepStream(self, steps, epoch.growth, epoch.count, epoch.learned)
+        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective."""
+        sampling, queue = cast(EpochSampling, epoch.minibatches), Queue(epoch.minibatches, epoch.count)
+        steps = Steps(self, sampling, queue, epoch.ids_of, epoch.bytes_of)
+        return LockstepStream(self, queue, steps, epoch.growth)
 
 
 class Steps(Iterator[Step[T]], Generic[T]):
     """An iterator of the steps that this rank's stream of rows has not taken yet.
 
-    ids_of, bytes_of: of a minibatch, as of FeatureLoader.attach.
+    queue: of the minibatches of sampling. ids_of, bytes_of: of a minibatch, as of FeatureLoader.attach.
 
-    Attributes: minibatches: those that are sampled; known: the steps that were sampled and not handed out;
-    number: steps sampled.
+    Attributes: known: the steps that were sampled and not handed out.
     """
 
     def __init__(
         self,
         rank_rows: RankRows,
         sampling: EpochSampling,
-        ids_of: Callable[[T], Mapping[str, torch.Tensor]],
+        queue: Queue[T],
+        ids_of: IdsOf[T],
         bytes_of: Callable[[T], int],
     ) -> None:
-        self._rank_rows, self._epoch = rank_rows, sampling.epoch
-        self.minibatches = Sampled(cast("Iterable[T]", sampling))
+        self._rank_rows, self._epoch, self._queue = rank_rows, sampling.epoch, queue
         self._ids_of, self._bytes_of = ids_of, bytes_of
         self._waiting: deque[Step[T]] = deque()  # sampled, not taken
         self.known: deque[Due[T]] = deque()
-        self.number = 0
 
     def __next__(self) -> Step[T]:
         if self._waiting:
             return self._waiting.popleft()
-        if self.minibatches.ended:
+        if self._queue.end is not None:
             raise StopIteration
         raise RuntimeError("the window of the owner is longer than what the ranks sampled ahead")
 
@@ -77,27 +72,30 @@ class Steps(Iterator[Step[T]], Generic[T]):
 
     def sample_ahead(self, count: int) -> bool:
         """Sample until so many steps are known, or there are no more. Collective. Returns whether any was."""
-        group, before = self._rank_rows.group, self.number
-        while len(self.known) < count and not self.minibatches.ended:
+        group, queue, before = self._rank_rows.group, self._queue, self._queue.sampled
+        while len(self.known) < count and queue.end is None:
             failures = group.failures
             try:
-                minibatch: T | Failed = next(self.minibatches)
-            except StopIteration:
+                minibatch: T | Exception = queue.sample()
+            except StopIteration as end:
+                queue.end_with(end)
                 break
-            if isinstance(minibatch, Failed) and group.failures > failures:  # all ranks know of it
-                minibatch.raise_error()
-            place = self.place(self.number, "asks for rows")
+            except Exception as error:
+                if group.failures > failures:  # all ranks know of it
+                    raise
+                minibatch = error
+            place = self.place(queue.sampled, "asks for rows")
             step, due = self._rank_rows.ask(minibatch, self._ids_of, self._bytes_of, place)
-            self.number += 1
+            queue.held.append(step.minibatch)
             self.known.append(due)
             self._waiting.append(step)
-        return self.number > before
+        return queue.sampled > before
 
     def drop(self) -> None:
         """Drop what was sampled ahead, and end. Idempotent."""
         self._waiting.clear()
         self.known.clear()
-        self.minibatches.close()
+        self._queue.close()
 
 
 class LockstepStream(EpochStream[T]):
@@ -108,33 +106,22 @@ class LockstepStream(EpochStream[T]):
     sampled or without that.
     """
 
-    first_alone = closes_itself = False  # the other ranks hear of its error, and of its end, first
-
-    def __init__(
-        self,
-        rank_rows: RankRows,
-        steps: Steps[T],
-        growth: float,
-        count: int | None,
-        learned: Learned,
-    ) -> None:
-        check = rank_rows.feature_loader.check_device
-        super().__init__(steps.minibatches, Reader(), count=count, check=check)
+    def __init__(self, rank_rows: RankRows, queue: Queue[T], steps: Steps[T], growth: float) -> None:
+        loader = rank_rows.feature_loader
+        super().__init__(queue, Rows(), pid=loader.source.lender.pid, check=loader.check)
         self._rank_rows, self._group, self._loader = rank_rows, rank_rows.group, rank_rows.feature_loader
-        self._steps, self._growth, self._learned = steps, growth, learned
+        self._steps, self._growth = steps, growth
         self._local: EpochStream[Step[T]] | None = None  # reads this rank's rows
         self._sampled_ahead = 1  # steps, the same on all ranks
-        self._taken = 0  # steps
 
     def close(self) -> None:
         """Drop what was sampled ahead and let reads finish. Idempotent. Not collective."""
-        with self._lock:
-            self._steps.drop()
-            if self._local is not None:
-                self._local.close()
-            super().close()
+        self._steps.drop()
+        if self._local is not None:
+            self._local.close()
+        super().close()
 
-    def _take(self) -> tuple[T, Features, Exception | None]:
+    def _take(self) -> tuple[T, Features]:
         sampled = self._steps.sample_ahead(self._sampled_ahead)
         if not self._steps.known:
             raise StopIteration
@@ -144,9 +131,11 @@ class LockstepStream(EpochStream[T]):
             self._group.meet(self._place("takes a minibatch"))
         self._send(2 if self._rank_rows.exchanged else 1)
         due = self._steps.known.popleft()
-        features, error = self._receive(due)
-        self._taken += 1
-        return cast(T, due.step and due.step.minibatch), features, error
+        features = self._receive(due)
+        return self._queue.take(), features
+
+    def _close_at_end(self) -> None:
+        """Not before the end is asked for: the other ranks hear of it first."""
 
     def _begin(self) -> None:
         """Begin to read this rank's rows, and choose how far to sample ahead. Collective."""
@@ -154,7 +143,6 @@ class LockstepStream(EpochStream[T]):
             EpochInput(
                 minibatches=self._steps,
                 ids_of=self._rank_rows.ids_of,
-                learned=self._learned,
                 bytes_of=lambda step: step.nbytes,
                 growth=self._growth,
             )
@@ -165,7 +153,7 @@ class LockstepStream(EpochStream[T]):
         self._steps.sample_ahead(self._sampled_ahead)
 
     def _place(self, what: str) -> str:
-        return self._steps.place(self._taken, what)
+        return self._steps.place(self._queue.taken, what)
 
     def _read(self, due: Due[T]) -> None:
         """Read this rank's rows for the step, unless that was done."""
@@ -206,8 +194,8 @@ class LockstepStream(EpochStream[T]):
         table = next(t for t in self._loader.tables if t.name == name)
         return torch.zeros(count, table.row_bytes, dtype=torch.uint8, device=self._loader.device)
 
-    def _receive(self, due: Due[T]) -> tuple[Features, StorageError | None]:
-        """The features of a step; or why some rank could not read its rows."""
+    def _receive(self, due: Due[T]) -> Features:
+        """The features of a step. Raises StorageError if some rank could not read its rows."""
         group, received = self._group, {}
         for name, (rows, handle) in due.coming.items():
             group.wait_for(handle)
@@ -219,12 +207,12 @@ class LockstepStream(EpochStream[T]):
         if (everyone := self._rank_rows.everyone) is not group:
             [any_failed] = everyone.most([any_failed], self._place("has its rows"))
         if any_failed:
-            return {}, self._error_of(due.error)
+            raise self._error_of(due.error)
         assert due.step is not None
         if self._rank_rows.exchanged:
             due.coming.clear()
-            return self._rank_rows.features_of(due.step, received), None
-        return {name: due.rows[name] for name in self._rank_rows.tables}, None
+            return self._rank_rows.features_of(due.step, received)
+        return {name: due.rows[name] for name in self._rank_rows.tables}
 
     def _error_of(self, mine: Exception | None) -> StorageError:
         """What to raise for a step whose rows some rank could not read. Collective."""

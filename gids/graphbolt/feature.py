@@ -47,8 +47,8 @@ class Feature(_ReadOnly, gb.Feature):  # type: ignore[misc]  # GraphBolt has no 
     """One table of a dataset as GraphBolt's Feature. Read-only; not for several threads at once.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. table: its name,
-    such as ``"paper.feat"``. dtype, device, minibatch_rows: as in gids.FeatureLoader. Memory is shared out at
-    the first read, for reads of about its size, or of minibatch_rows.
+    such as ``"paper.feat"``. dtype, device, minibatch_rows: as in gids.FeatureLoader. Memory is divided
+    once, at the first read, for reads up to a quarter larger, or for minibatch_rows.
 
     Raises KeyError for a table that does not exist, and the errors of gids.FeatureLoader.
     """

@@ -23,7 +23,6 @@ from torch.utils.data.graph import traverse_dps
 from gids.closing import Closing
 from gids.errors import MissingError
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
-from gids.loader.learned import Learned
 from gids.loader.options import explain_names
 from gids.loader.source import Dataset, Source, as_source
 from gids.store import FeatureStore, Table
@@ -49,8 +48,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
     pipe's thread, or in the workers of ``gb.DataLoader(datapipe, num_workers=…)``.
 
     Raises KeyError for a feature that the dataset does not have, and the errors of gids.FeatureLoader. While
-    iterating: StorageError concerns one minibatch; this pipe continues with the next one, and
-    ``gb.DataLoader`` ends the epoch.
+    iterating, an error is raised when its minibatch is due, and ends the epoch.
     """
 
     @explain_names("gids.graphbolt.LookaheadFetcher")
@@ -76,7 +74,6 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
         self.feature_loader = opened.feature_loader(
             self, self._columns.tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
         )
-        self._learned = Learned()
         # Weak: a loop that is left drops it, which ends it.
         self._epoch: Callable[[], FrameworkEpoch[Any] | None] = lambda: None
 
@@ -94,14 +91,13 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
             self._columns.fill,
             bytes_of=nbytes_of,
             in_workers=bool(loaders),
-            learned=self._learned,
         )
         self._epoch = weakref.ref(epoch)
         return epoch
 
     def stats(self) -> dict[str, Any]:
         """FeatureLoader.stats(): counters, times and memory by purpose."""
-        return self.feature_loader.stats_of(self._learned)
+        return self.feature_loader.stats()
 
     def close(self) -> None:
         """End the epoch, release engine and cache. Iterating afterwards raises. Idempotent."""

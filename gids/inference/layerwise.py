@@ -328,8 +328,6 @@ class Run:
                 done += span.stop - span.start
                 if self._progress is not None:
                     self._progress(index, done, targets.count)
-            if loader is not None and loader.closed:
-                raise ValueError(f"the source was closed before layer {index} was complete: open it again")
             stats = loader.stats() if loader is not None else {}
         seconds = time.perf_counter() - begun
         self.stats.append({"nodes": targets.count, "blocks": len(spans), "seconds": seconds, "loader": stats})

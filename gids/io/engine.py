@@ -170,7 +170,6 @@ def open_engine(
     direct: bool = True,
     max_read_bytes: int = 1 << 20,
     max_merge_bytes: int = 131072,
-    staging_slots: int = 0,
 ) -> Engine:
     """Open files for reading.
 
@@ -181,8 +180,7 @@ def open_engine(
     uring, depth readers for threads, 1 per core for mmap). reads_per_s: random reads per second of all disks
     together, if you measured them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT,
     past the page cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge
-    neighboring reads of a call into one request up to this size (0: never). staging_slots: merge
-    64 to 512 KiB that are side by side by way of so many buffers of contiguous memory (0: as far as above).
+    neighboring reads of a call into one request up to this size (0: never).
 
     Raises StorageError if a shard was replaced; OSError (FileNotFoundError, …) if a file cannot be opened,
     its file system refuses direct I/O, or no thread can be started; ValueError for an unknown kind or a
@@ -200,7 +198,6 @@ def open_engine(
                 direct=direct,
                 max_read_bytes=max_read_bytes,
                 max_merge_bytes=max_merge_bytes,
-                staging_slots=staging_slots,
                 descriptors=[
                     files.enter_context(opened(p)) if isinstance(p, StoredFile) else -1 for p in paths
                 ],

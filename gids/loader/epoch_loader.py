@@ -14,21 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from gids import cuda
-from gids.closing import Closing, OwnLock
-from gids.errors import StorageError
-from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.closing import Closing
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.learned import Learned
 from gids.loader.options import whole_number
-from gids.loader.readers import Reader
+from gids.loader.queue import Queue
 from gids.loader.row_source import (
-    EpochInput,
     RowLoader,
     RowSource,
     Tables,
@@ -36,9 +33,11 @@ from gids.loader.row_source import (
     chosen_tables,
     default_tables,
 )
+from gids.loader.rows import EpochInput, Rows
 from gids.loader.sampling import Epoch, EpochSampling, EpochSeeds, SampleStream, layered_of
 from gids.loader.source import Dataset, as_row_source
-from gids.loader.stats import NO_ROWS
+from gids.loader.stats import no_rows
+from gids.loader.stream import EpochStream
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler, chosen_seed
@@ -116,11 +115,9 @@ class EpochLoader(Closing, ABC):
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self._progress = _Progress(0, 0)  # of the epoch that was begun last, or where the next one begins
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
-        self._seeds_digest: str | None = None  # once asked for
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
+        self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
-        self._ends = self._closed = False  # close() was called, and came to its end
-        self._beginning = OwnLock()  # no epoch begins that close() does not close
 
     @property
     def epoch(self) -> int:
@@ -211,7 +208,6 @@ class EpochLoader(Closing, ABC):
                 self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
         self._features: RowLoader | None = None
-        self._learned = Learned()
         if self.tables:
             self._features = self.source.feature_loader(
                 self,
@@ -274,10 +270,9 @@ class EpochLoader(Closing, ABC):
     def __iter__(self) -> SampledEpoch:
         if not 0 <= self.epoch < 1 << 63:
             raise ValueError(f"loader.epoch={self.epoch} must be from 0 to 2^63 - 1")
-        epoch = SampledEpoch(self._begin, self._stream)
-        with self._beginning:
-            self._epochs.add(epoch)
-            self._check_open()
+        self._check_open()
+        epoch = SampledEpoch(self)
+        self._epochs.add(epoch)
         return epoch
 
     def _begin(self) -> tuple[EpochStream[Minibatch], _Progress, EpochSeeds]:
@@ -287,34 +282,43 @@ class EpochLoader(Closing, ABC):
         epoch = self.epoch
         progress = _Progress(epoch, 0 if self._progress.begun else self._progress.step, begun=True)
         coming, self._next = self._next, None
-        if coming is not None and self._repeatable and coming[0] == self._arguments_of(epoch, progress.step):
+        if coming is not None and coming[0] == self._arguments_of(epoch, progress.step):
             sampling = coming[1]
         else:
             sampling = self._sampling_of(epoch, progress.step)
         seeds, count = sampling.epoch.seeds, len(sampling.epoch.steps)
         if self._features is None:
-            stream = EpochStream(Sampled(sampling), Reader(), count=count)
-            self.source.lender.join_stream(stream)
+            lender = self.source.lender
+            stream = EpochStream(Queue(sampling, count), Rows(), pid=lender.pid, check=lender.check_open)
         else:
-            following = partial(_sample_next, weakref.ref(self), epoch + 1) if self._repeatable else None
             stream = self._features.attach_epoch(
                 EpochInput(
                     minibatches=sampling,
                     ids_of=sampling.ids,
-                    learned=self._learned,
-                    bytes_of=lambda minibatch: minibatch.nbytes,
+                    bytes_of=attrgetter("nbytes"),
                     count=count,
                     growth=_growth(seeds, sampling.epoch.steps),
                     waiting_batches=self._at_once - 1,
                     source_bytes=self._sampler_bytes,
-                    following=following,
+                    following=partial(self._sample_next, epoch + 1),
                 )
             )
         self._progress = progress
         return stream, progress, seeds
 
+    def _sample_next(self, epoch: int) -> EpochSampling | None:
+        """The minibatches of the next epoch, before it begins; None if they may change until then."""
+        if not getattr(self.sampler, "repeatable", False):
+            return None
+        self._next = self._arguments_of(epoch, 0), self._sampling_of(epoch, 0)
+        return self._next[1]
+
+    def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
+        """What the minibatches of an epoch depend on, and a user may set."""
+        return epoch, first_step, self.sampler, self._made_with()
+
     def _check_open(self) -> None:
-        if self._ends or self.source.lender.closed:
+        if self._last_stats is not None or self.source.lender.closed:
             raise ValueError(f"this {type(self).__name__} is closed: make a new one")
 
     def _sampling_of(self, epoch: int, first_step: int) -> EpochSampling:
@@ -334,15 +338,6 @@ class EpochLoader(Closing, ABC):
                 self._step_sampling.sample,
             )
         )
-
-    def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
-        """What the minibatches of an epoch depend on, and a user may set."""
-        return epoch, first_step, self.sampler, self._made_with()
-
-    @property
-    def _repeatable(self) -> bool:
-        """Whether minibatches may be sampled before their epoch begins."""
-        return bool(getattr(self.sampler, "repeatable", False))
 
     @property
     def _at_once(self) -> int:
@@ -421,7 +416,8 @@ class EpochLoader(Closing, ABC):
         self.seed, self._progress = made_with["seed"], _Progress(epoch, step)
 
     def stats(self) -> dict[str, Any]:
-        """The counters of FeatureLoader.stats() for this loader; ``memory`` also has sampler and topology.
+        """FeatureLoader.stats(): counters of the cache, which all loaders of a source with the same tables,
+        dtype and device share; ``memory`` also has sampler and topology.
 
         ``"topology"``: pinned host memory that this process allocated; 0 on the CPU, where the topology is
         memory-mapped. Memory that the ranks of a machine share is counted only by the rank that allocated
@@ -431,7 +427,7 @@ class EpochLoader(Closing, ABC):
         """
         if self._last_stats is not None:
             return self._last_stats
-        result = self._features.stats_of(self._learned) if self._features is not None else NO_ROWS
+        result = self._features.stats() if self._features is not None else no_rows()
         memory = dict(result["memory"])
         memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
         memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)
@@ -446,23 +442,18 @@ class EpochLoader(Closing, ABC):
 
         A cache that other loaders of the source use stays.
         """
-        with self._beginning:
-            self._ends = True
-            epochs = list(self._epochs)
-        if not self._closed:  # also if Ctrl-C interrupted it
-            for epoch in epochs:
-                epoch.close()
-            if self._features is not None and self._learned.next_epoch is not None:
-                self._features.feature_loader.take_turn(self._learned)
-                self._learned.drop_next()
-            self._last_stats = self.stats()
-            if self._features is not None:
-                self._features.feature_loader.leave(self)
-            self._stream.synchronize()
-            for pinned in self._topology.pinned:
-                pinned.close()
-            self._opened.close()
-            self._closed = True
+        if self._last_stats is not None:
+            return
+        for epoch in list(self._epochs):
+            epoch.close()
+        stats = self.stats()
+        if self._features is not None:
+            self._features.feature_loader.leave(self)
+        self._stream.synchronize()
+        for pinned in self._topology.pinned:
+            pinned.close()
+        self._opened.close()
+        self._last_stats = stats
 
     def __repr__(self) -> str:
         shared = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
@@ -516,60 +507,46 @@ class EpochLoader(Closing, ABC):
 
 class SampledEpoch(Iterator[Minibatch]):
     """One epoch of a loader. It begins, and uses up its number, when its first minibatch, ``order`` or
-    ``positions`` is asked for. After a StorageError it continues with the next minibatch.
+    ``positions`` is asked for.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[], tuple[EpochStream[Minibatch], _Progress, EpochSeeds]],
-        sampled_on: SampleStream,
-    ) -> None:
-        self._begin: Callable[[], Any] | None = begin  # until then; it holds the loader
-        self._stream: EpochStream[Minibatch] | None = None
-        self._sampled_on = sampled_on
+    def __init__(self, loader: EpochLoader) -> None:
+        self._loader = loader
+        self._begun: tuple[EpochStream[Minibatch], _Progress, EpochSeeds] | None = None
+        self._closed = False
 
-    def _begun(self) -> tuple[_Progress, EpochSeeds]:
-        if self._begin is not None:
-            self._stream, self._progress, self._seeds = self._begin()
-            self._begin = None
-        elif self._stream is None:
+    def _begin(self) -> tuple[EpochStream[Minibatch], _Progress, EpochSeeds]:
+        if self._closed:
             raise ValueError("this iterator was closed before its epoch began: make a new one")
-        return self._progress, self._seeds
+        self._begun = self._loader._begin()
+        return self._begun
 
     @property
     def order(self) -> torch.Tensor:
         """int64[seeds], the loader's order() of this epoch, of all ranks."""
-        _, seeds = self._begun()
+        _, _, seeds = self._begun or self._begin()
         return seeds.named(seeds.order)
 
     def __next__(self) -> Minibatch:
         return self.hand_out(lambda minibatch: minibatch)
 
     def hand_out(self, make: Callable[[Minibatch], R]) -> R:
-        """What `make` makes of the next minibatch, which counts as handed out only then: a signal handler may
-        ask for the state meanwhile. After an error of `make` the epoch goes on with the next one."""
-        if self._begin is None and self._stream is None:
-            raise StopIteration  # it was closed
-        progress, _ = self._begun()
-        assert self._stream is not None
+        """What `make` makes of the next minibatch, which counts as handed out only then. An error of `make`
+        ends the epoch, too."""
+        if self._closed and self._begun is None:
+            raise StopIteration
+        stream, progress, _ = self._begun or self._begin()
+        minibatch, features = next(stream)
         try:
-            minibatch, features = next(self._stream)
-        except StorageError:
-            progress.step += 1  # a resumed epoch does not repeat it
-            raise
-        try:
-            self._sampled_on.hand_over(minibatch)
+            self._loader._stream.hand_over(minibatch)
             minibatch.features = FeatureRows(features)
             made = make(minibatch)
-        except Exception as error:
-            progress.step += 1
+        except BaseException as error:
+            stream.fail(error)
             if isinstance(error, StopIteration):  # which would end the loop in silence
                 raise RuntimeError(
                     "the transform raised StopIteration: let it return, or raise another error"
                 ) from error
-            raise
-        except BaseException:  # Ctrl-C: nobody gets this minibatch but who resumes
-            self.close()
             raise
         progress.step += 1
         return made
@@ -577,29 +554,20 @@ class SampledEpoch(Iterator[Minibatch]):
     def positions(self, step: int) -> torch.Tensor:
         """This rank's seeds of a step: int64[n], positions among the seeds as given; EdgeLoader(edges=None):
         edge ids."""
-        _, seeds = self._begun()
+        _, _, seeds = self._begun or self._begin()
         return seeds.named(seeds.at(step).own)
 
     def close(self) -> None:
         """End the epoch here. Idempotent. The end of the epoch, and dropping it, do the same."""
-        self._begin = None
-        if self._stream is not None:
-            self._stream.close()
+        self._closed = True
+        if self._begun is not None:
+            self._begun[0].close()
 
 
 def check_range(ids: Any, count: int, what: str) -> None:
     """Raise IndexError if an id is below 0 or not below count. ids: a tensor or an array."""
     if len(ids) and not (ids.min() >= 0 and ids.max() < count):
         raise IndexError(f"{what} {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}")
-
-
-def _sample_next(loader: weakref.ref[EpochLoader], epoch: int) -> EpochSampling | None:
-    """The minibatches of the next epoch; None if the loader is gone, or has another sampler now."""
-    me = loader()
-    if me is None or not me._repeatable:
-        return None
-    me._next = me._arguments_of(epoch, 0), me._sampling_of(epoch, 0)
-    return me._next[1]
 
 
 def _growth(seeds: EpochSeeds, steps: range) -> float:

@@ -7,14 +7,12 @@ is borrowed. The other loaders and the adapters use it.
 from __future__ import annotations
 
 import logging
-import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +24,14 @@ from gids.cache.budget import (
     OTHERS,
     Sizes,
     affordable_depth,
-    available_bytes,
     longest_read_bytes,
     row_orders,
 )
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
-from gids.closing import Closing, OwnLock
-from gids.errors import MissingError
+from gids.closing import Closing
+from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine, queue_depth
-from gids.loader.epoch_stream import Ending, EpochStream, Failed, IdsOf, Sampled
-from gids.loader.learned import Learned
 from gids.loader.memory import (
     KEPT_HEAT,
     DevicePlacement,
@@ -44,29 +39,24 @@ from gids.loader.memory import (
     Placement,
     Rows,
     check_minibatch_rows,
-    few_lines,
     larger,
-    memory_line,
 )
 from gids.loader.options import explain_names
-from gids.loader.pack_reads import PackReads
-from gids.loader.pack_switch import PackSwitch
-from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
-from gids.loader.row_source import EpochInput, Tables, chosen_tables, is_of_nodes
+from gids.loader.packer import PackedRows, Packer
+from gids.loader.queue import Queue
+from gids.loader.row_source import Tables, chosen_tables, is_of_nodes
+from gids.loader.rows import Cache, CachedRows, EpochInput, IdsOf
+from gids.loader.rows import Rows as EpochRows
 from gids.loader.source import Dataset, Source, as_source
-from gids.loader.stats import Stats, added, between, epoch_summary
-from gids.packs import MOST_ROWS, OnDevice
-from gids.sizes import format_bytes
+from gids.loader.stats import Stats, epoch_summary, no_packs
+from gids.loader.stream import EpochStream
+from gids.loader.superbatch import Packs
+from gids.packs import MOST_ROWS
+from gids.packs.device_runs import OnDevice
 from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
-
-_WAITING_SHARE = 8
-"""Beside packs minibatches are sampled in bulk if that takes at most an eighth of the memory."""
-
-_DROPPED_S = 60.0
-"""The longest wait for another thread to close a stream."""
 
 
 class FeatureLoader(Closing):
@@ -80,9 +70,9 @@ class FeatureLoader(Closing):
             are converted while they are gathered. Default: the stored dtype; float32 for int8 with a scale.
         device: ``"cpu"`` (default) or ``"cuda"``. On CUDA the cache and the features are in device memory,
             GPU threads request the missing pages, and ids may be on that device or on the CPU.
-        minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
-            out for such minibatches. Default: a quarter more than the first minibatch reads, or less where
-            memory is short.
+        minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is divided
+            for such minibatches. Default: a quarter more than the first minibatch reads; as many where memory
+            is short.
 
     The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
@@ -102,7 +92,6 @@ class FeatureLoader(Closing):
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
     ) -> None:
-        self._pid = os.getpid()
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
         self.source = as_source(source, self._opened)
         self._options = options = self.source.options
@@ -152,21 +141,12 @@ class FeatureLoader(Closing):
             else self._on_device(expected)
         )
         self._opened.callback(self._placement.end.close)
-        packs_on: OnDevice | None = None
-        if isinstance(self._placement, DevicePlacement) and options.reads != "random":
-            packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
-        self._learned = Learned()
-        self._open_learned = weakref.ref(self._learned)  # of the stream that has the window, or had it last
-        self._packs = PackReads(self.tables, options, dtype, self._engine, self.source.lender, packs_on)
-        self._windowed: tuple[weakref.ref[EpochStream[Any]], Ending] | None = None
-        self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
-        self._ends = False  # close() was called: no stream begins that it does not close
+        # Of the epoch that began last.
+        self._windowed: Callable[[], CachedRows | PackedRows | None] = lambda: None
+        self._packs: Packs | None = None  # once an epoch may read by them
+        self._epoch_begun: tuple[float, Stats] | None = None  # for the line in the log at its end
         self._seconds = {"sample": 0.0}
         self._last_stats: dict[str, Any] | None = None  # once closed
-        self._shares: weakref.WeakKeyDictionary[Learned, Stats] = weakref.WeakKeyDictionary()
-        # Whose streams read now, and stats() as that began. Weak: what is prepared of a dropped loader's next
-        # epoch ends with it.
-        self._turn: tuple[weakref.ref[Learned], Stats] = weakref.ref(self._learned), {}
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         """The loaders that share this one: see Source.feature_loader."""
         self.source.lender.join(self)
@@ -189,13 +169,15 @@ class FeatureLoader(Closing):
         memory_bytes = self.source.lender.device_bytes(device, options.cache)
         return DevicePlacement(device, self._engine, self.tables, options, memory_bytes, self.dtype, expected)
 
-    def check_device(self) -> None:
-        """Raise RuntimeError while a CUDA graph is captured, and in a forked child, which has neither the
-        device nor the memory that it reads: no minibatch can be taken there."""
-        if self.cuda_device is not None:
-            if os.getpid() != self._pid:
-                raise RuntimeError("this loader was opened before a fork: call gids.open() in this process")
-            self.cuda_device.check_not_capturing()
+    def check_open(self) -> None:
+        """Raise ValueError after close()."""
+        if self.closed:
+            raise ValueError("this FeatureLoader is closed: make a new one")
+
+    @property
+    def check(self) -> Callable[[], None] | None:
+        """Raises RuntimeError while a CUDA graph is captured: no minibatch can be taken then."""
+        return None if self.cuda_device is None else self.cuda_device.check_not_capturing
 
     @property
     def cuda_device(self) -> cuda.Device | None:
@@ -218,8 +200,7 @@ class FeatureLoader(Closing):
 
         In stats()["memory"] they are "minibatches", or part of "window".
         """
-        packs = self._packs.memory()
-        return packs["minibatches"] if packs else self._placement.held_bytes
+        return self._placement.held_bytes
 
     @property
     def engine(self) -> Engine:
@@ -233,26 +214,23 @@ class FeatureLoader(Closing):
     @property
     def memories(self) -> frozenset[str]:
         """The memories that the cache takes: "host", "cuda:INDEX", or both."""
-        packs = self._packs.on_device and (self._options.reads == "pack" or self._packs.machine is not None)
-        return self._placement.memories | (frozenset({"host"}) if packs else frozenset())
+        return self._placement.memories
 
     @property
     def has_cache(self) -> bool:
-        return self._cache is not None or self._packs.machine is not None
+        return self._cache is not None or (self._packs is not None and self._packs.reading is not None)
 
     @property
     def has_open_epoch(self) -> bool:
-        return any(stream.open for stream in self._streams)
+        rows = self._windowed()
+        return rows is not None and rows.has_window
 
     @property
     def kept_bytes(self) -> int:
-        """Host memory that stays taken without a cache.
-
-        The bounce pool, orders that were compared, and what is prepared of next epochs.
-        """
+        """Host memory that stays taken without a cache: the bounce pool, and orders that were compared."""
         if self.closed:
             return 0
-        return self._engine.bounce_bytes + sum(row_orders(self.tables).values()) + self._packs.next_bytes
+        return self._engine.bounce_bytes + sum(row_orders(self.tables).values())
 
     @property
     def _cache(self) -> Cache | None:
@@ -260,7 +238,6 @@ class FeatureLoader(Closing):
 
     def release_cache(self) -> None:
         """Free the cache, between two epochs. The next minibatch makes a new one; counters go on."""
-        self._packs.release()
         self._placement.release()
 
     def expect_rows(self, minibatch_rows: int | Mapping[str, int]) -> None:
@@ -279,17 +256,10 @@ class FeatureLoader(Closing):
             raise ValueError(f"this {type(user).__name__} is closed: make a new one")
 
     def leave(self, user: object) -> None:
-        """Called by a loader that shares this one, when it is closed. The last one closes this, unless the
-        iterator of a loader that was dropped is in use."""
-        self._packs.free_kept()
-        with self._lock:
-            self.users.discard(user)
-            if self.users or any(not stream.closed for stream in self._streams):
-                return
-            shared = self.source.lender.shared  # another thread may make a loader meanwhile
-            for key in [key for key, loader in shared.items() if loader is self]:
-                del shared[key]
-        self.close()
+        """Called by a loader that shares this one, when it is closed. The last one closes this."""
+        self.users.discard(user)
+        if not self.users:
+            self.close()
 
     def attach(
         self,
@@ -311,176 +281,123 @@ class FeatureLoader(Closing):
                 "minibatches", outside the budget.
             count: number of minibatches, if known: it helps to choose how they are read.
 
-        Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
-        that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
+        Memory is divided once, at the first minibatch. A minibatch larger than it was divided for goes above
+        it, with one warning, which names minibatch_rows.
 
-        One stream at a time has the window: the one that began last. A stream begins with its first
-        minibatch. One that began before goes on without lookahead, until the other one ends. While a stream
-        reads by packs, it keeps the window. A stream ends with its last minibatch, by close(), or when it is
-        dropped.
+        A stream begins with its first minibatch. It ends with its last minibatch, by close(), by an error, or
+        when it is dropped. The one that began last has the window. One that was interrupted by it goes on
+        without look-ahead, with a warning, and never gets the window back.
 
         Raises, when the minibatch is due: IndexError for an id out of range, StorageError for a page that
-        cannot be read (the next minibatch is unaffected), MemoryBudgetError if it does not fit in memory, or
-        if another loader of the same source has an open epoch.
+        cannot be read, MemoryBudgetError if it does not fit in memory, or if another loader of the same
+        source has an open epoch. An error ends the epoch.
         """
+        nbytes = bytes_of or (lambda _: 0)
         return self.attach_epoch(
-            EpochInput(
-                minibatches=minibatches,
-                ids_of=ids_of,
-                learned=self._learned,
-                bytes_of=bytes_of or (lambda _: 0),
-                count=count,
-            )
+            EpochInput(minibatches=minibatches, ids_of=ids_of, bytes_of=nbytes, count=count)
         )
 
     def attach_epoch(self, epoch: EpochInput[T]) -> EpochStream[T]:
         """attach() for an epoch of a loader that knows more of it."""
         if epoch.count is not None and epoch.count < 0:
             raise ValueError(f"count={epoch.count} must be 0 or more")
-        epoch = replace(
-            epoch, ids_of=Failed.or_else(epoch.ids_of, {}), bytes_of=Failed.or_else(epoch.bytes_of, 0)
+        self.check_open()
+        random = CachedRows(
+            epoch,
+            self._placement,
+            begin=partial(self._give_window, epoch.waiting_batches),
+            build=self._build,
+            ended=self._epoch_ended,
         )
-        minibatches = epoch.minibatches
-        stream = EpochStream(
-            minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches),
-            self._through(epoch),
-            epoch.ids_of,
-            count=epoch.count,
-            begin=partial(self._begin, epoch),
-            aside=partial(self._through, epoch),
-            check=self.check_device,
-            on_turn=partial(self.take_turn, epoch.learned),
-            turn=partial(_turn_of, weakref.ref(self), epoch.learned),
-            ended=epoch.learned.ended,
-            seconds=self._seconds,
-        )
-        with self._lock:  # another thread may iterate over them, or close this one
-            if self._ends:
-                raise ValueError("this FeatureLoader is closed: make a new one")
-            self._streams.add(stream)
-        return stream
-
-    @property
-    def _lock(self) -> OwnLock:
-        return self.source.lender.lock
-
-    def _through(self, epoch: EpochInput[Any]) -> ThroughReader:
-        return ThroughReader(partial(self._cache_for, epoch))
-
-    def _begin(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
-        """Give a stream the window, if no other stream needs it. Called before each minibatch without it."""
-        while True:
-            closed = self._end_dropped()
-            with self._lock:
-                windowed = self._windowed
-                other = None if windowed is None else windowed[0]()
-                if closed and windowed is not None and other is None:  # it was dropped since then
-                    continue
-                gets_window = other is None or (stream.fresh and other.set_aside())
-                self.take_turn(epoch.learned)  # what is dropped below was prepared for this loader
-                if gets_window:
-                    self._give_window(epoch, stream)
-                elif not stream.warned:
-                    stream.warned = True
-                    mine = self._open_learned() is epoch.learned
-                    log.warning(
-                        "another iterator of %s is open, so this one reads through the cache without "
-                        "lookahead: end the loop of the other, or close() it",
-                        "this loader" if mine else "another loader of this source",
-                    )
-                    epoch.learned.drop_next()  # it may have begun to sample these minibatches
-                return
-
-    def _give_window(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
-        self._open_learned = weakref.ref(epoch.learned)
-        if stream.fresh:
-            self._placement.adapt_planned()
-            self._choose_reads(epoch, stream)
-        else:
-            self._packs.release()
-        self._placement.allow_waiting(epoch.waiting_batches)
-        own = weakref.ref(stream)
-        ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), time.perf_counter())
-        stream.take_window(self.cache_reader(epoch), ended)
-        self._windowed = own, stream.ending
-
-    def _choose_reads(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
-        """Let a stream read by packs where that is faster, if it may."""
-        packs = self._packs
-        prepared = packs.prepared(epoch.learned, epoch.minibatches)
-        if self.may_use_packs(epoch.learned, epoch.count):
-            source = stream.source if prepared is None else prepared.source
-            switch = PackSwitch(
-                source,
-                epoch,
-                self,
-                packs,
-                seconds=self._seconds,
-                prepared=prepared,
+        rows: EpochRows = random
+        minibatches: Iterable[T] = epoch.minibatches
+        if (packs := self._packs_for(epoch)) is not None:
+            minibatches, coming = packs.ahead(epoch.minibatches)
+            packer = Packer(packs, epoch, minibatches, coming)
+            rows = PackedRows(
+                random,
+                packer,
+                begun=self._set_windowed,
+                release_cache=partial(self._release_for_packs, epoch),
             )
-            stream.use(source, switch)
-        else:
-            if prepared is not None:
-                prepared.close()
-            packs.release()  # the memory is the cache's now
+        queue = Queue(minibatches, epoch.count)
+        pid, seconds = self.source.lender.pid, self._seconds
+        return EpochStream(queue, rows, pid=pid, check=self.check, seconds=seconds)
 
-    def cache_reader(self, epoch: EpochInput[Any]) -> CacheReader:
-        """A reader with lookahead, by random reads."""
-        placement = self._placement
-        return CacheReader(partial(self._cache_for, epoch), lambda: placement.window, placement.planned_now)
+    def _packs_for(self, epoch: EpochInput[Any]) -> Packs | None:
+        """What an epoch needs to read by packs; None if it reads at random.
 
-    def _end_dropped(self) -> bool:
-        """Close the stream that had the window and was dropped or closed, where Ctrl-C interrupted that. Wait
-        for another thread that does it.
-
-        False if that takes too long, or if a forked child has no such thread.
+        Raises ValueError if packs are asked for and impossible.
         """
-        while (windowed := self._windowed) is not None:  # another thread may change it
-            stream, ending = windowed[0](), windowed[1]
-            if stream is not None and not stream.closed:
-                break
-            if not ending.here:
-                return False
-            if stream is not None:
-                stream.close()
-            if not ending.finish(_DROPPED_S):
-                return False
-            with self._lock:
-                if self._windowed is windowed:  # a signal handler closed it while it got the window
-                    self._windowed = None
-        return True
+        options, memory = self._options, self._placement.memory_bytes
+        if options.reads == "random":
+            return None
+        wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
+        if options.reads == "pack" and wide is not None:
+            raise ValueError(f"reads='pack': '{wide.name}' has 2^32 rows or more; use reads='random'")
+        nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
+        if options.reads == "auto" and (wide is not None or nbytes <= memory or options.cache == 0):
+            return None
+        if self._packs is None:
+            scratch = self.source.lender.scratch(options, [p for t in self.tables for p in t.shard_paths])
+            if scratch is not None:
+                on = None
+                if (device := self.cuda_device) is not None:
+                    on = OnDevice(device, memory, options.staging)
+                host = self.source.memory
+                self._packs = Packs(
+                    self.tables, options, self.dtype, self._engine, scratch, host, self._seconds, on
+                )
+        return self._packs
+
+    def _release_for_packs(self, epoch: EpochInput[Any]) -> dict[str, int]:
+        """Free the cache, and those of other loaders. Returns the memory that stays taken, by purpose."""
+        self.release_cache()
+        kept = {
+            "bounce pool": self._engine.bounce_bytes,
+            "sampler": epoch.source_bytes(epoch.waiting_batches),
+            OTHERS: self.source.lender.lend(self),
+        }
+        return {name: nbytes for name, nbytes in (kept | row_orders(self.tables)).items() if nbytes}
+
+    def _give_window(self, waiting_batches: int, rows: CachedRows) -> None:
+        """Give the window to an epoch that begins. Another one goes on without it."""
+        if (other := self._windowed()) is not None:
+            other.lose_window()
+        self._set_windowed(rows)
+        self._placement.adapt_planned()
+        self._placement.allow_waiting(waiting_batches)
+        self._epoch_begun = (time.perf_counter(), self.stats()) if log.isEnabledFor(logging.INFO) else None
+
+    def _set_windowed(self, rows: CachedRows | PackedRows) -> None:
+        self._windowed = weakref.ref(rows)
+
+    def _epoch_ended(self, rows: CachedRows) -> None:
+        """Log what the epoch read, which had the window."""
+        if self._epoch_begun is not None and not self.closed:
+            since, before = self._epoch_begun
+            seconds = time.perf_counter() - since
+            if (line := epoch_summary(before, self.stats(), rows.gathered, seconds)) is not None:
+                log.info(line)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since construction, of all loaders that share this one. After close(), as they were then.
+        """Counters of the cache since construction, which all loaders of the same tables, dtype and device of
+        a source share. After close(), as they were then.
 
         In pages: ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``loads``,
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the disk:
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
         ``gather``, and ``read`` (requests in flight, overlaps the others). ``memory``: bytes by purpose.
-        ``packs``: counters of packs (``superbatches``, ``packs``, ``minibatches``, ``bytes_read``,
-        ``bytes_written``, ``seconds``); ``choices``: of each run of minibatches the way of reading, with
-        predicted and actual seconds; ``scratch``: directories, once known. ``window``, ``planned`` (in use),
+        ``packs``: ``superbatches`` (that were written), ``minibatches`` (that were read by packs),
+        ``bytes_read``, ``bytes_written``; ``seconds`` of ``plan`` and ``sweep``, which may overlap training,
+        ``wait`` and ``gather``; ``choices``: of each superbatch, and of minibatches at random, ``way``,
+        ``minibatches``, ``predicted_s`` by way, ``returned`` (minibatches so far), ``actual_s`` (of reading
+        them); ``scratch``: directories, once known. ``window``, ``planned`` (in use),
         ``policy``; ``heat``: the method of each table, or None; ``engine``: its own counters; ``tables``: the
         counters of each table.
         """
-        with self._lock:  # another thread may free the cache
-            return self._last_stats or self._totals()
-
-    def stats_of(self, learned: Learned) -> dict[str, Any]:
-        """stats() of the epochs that were attached with this."""
-        with self._lock:
-            totals = self.stats()
-            own = added(self._shares.get(learned, {}), between(totals, totals))
-            whose, since = self._turn
-            if whose() is learned:
-                own = added(own, between(since, totals))
-        own["packs"]["choices"] = [
-            dict(vars(choice)) for choice in learned.choices
-        ]  # one may last several turns
-        return own
-
-    def _totals(self) -> dict[str, Any]:
-        packs = self._packs.stats()
+        if self._last_stats is not None:
+            return self._last_stats
         tables = self._placement.table_stats()
         io = self._engine.stats()
 
@@ -491,19 +408,21 @@ class FeatureLoader(Closing):
         result: dict[str, Any] = {key: total(key) for key in counters}
         result["hit_ratio"] = result["hits"] / result["pages"] if result["pages"] else 0.0
         result["pages_read"] = io["reads"]
-        result["bytes_read"] = io["bytes_read"] + packs["bytes_read"]
+        packs, swept_bytes = no_packs(), 0
+        if self._packs is not None:
+            packs, swept_bytes = self._packs.stats(), self._packs.swept_bytes
+        result["bytes_read"] = io["bytes_read"] + packs["bytes_read"] - swept_bytes
         result["requests"] = io["requests"]
         result["seconds"] = {
             "sample": self._seconds["sample"],
-            "plan": total("enter_s") + total("plan_s") + total("retire_s") + packs["seconds"]["cut"],
-            "wait": total("wait_s") + packs["seconds"]["sweep"] + packs["seconds"]["wait"],
+            "plan": total("enter_s") + total("plan_s") + total("retire_s"),
+            "wait": total("wait_s") + packs["seconds"]["wait"],
             "gather": total("gather_s") + packs["seconds"]["gather"],
             "read": io["busy_s"],
         }
-        result["memory"] = {"lines": 0} | (self._packs.memory() or self._placement.memory())
-        # The plan of a machine has room for the next epoch.
-        if self._packs.machine is None and (next_bytes := self._packs.next_bytes):
-            result["memory"]["packs to come"] = next_bytes
+        reading = None if self._packs is None else self._packs.reading
+        memory = self._placement.memory() if reading is None else reading.memory()
+        result["memory"] = {"lines": 0} | memory
         result["packs"] = packs
         result["window"] = self._placement.window
         result["planned"] = self._placement.planned
@@ -565,20 +484,18 @@ class FeatureLoader(Closing):
         return of_pages
 
     def close(self) -> None:
-        """End the open stream, let reads finish, close the files, free the cache. Idempotent."""
-        with self._lock:
-            self._ends = True
-            streams = list(self._streams)
-        for stream in streams:
-            stream.close()
-        if self._finalizer.alive:
-            self._packs.drop_next(self.take_turn)
-            self._last_stats = self.stats()
-            self.source.lender.count(self._last_stats)
-            self._finalizer()
+        """End the open epoch, let reads finish, close the files, free the cache. Idempotent."""
+        if not self._finalizer.alive:
+            return
+        if (rows := self._windowed()) is not None:
+            rows.close()
+        if self._packs is not None:
             self._packs.close()
-            self._heats.clear()
-            self._placement.cache = None
+        self._last_stats = self.stats()
+        self.source.lender.leave(self, self._last_stats)
+        self._finalizer()
+        self._heats.clear()
+        self._placement.cache = None
 
     def __repr__(self) -> str:
         tables = [t.name for t in self.tables]
@@ -589,87 +506,20 @@ class FeatureLoader(Closing):
             "a FeatureLoader cannot be pickled: pass the FeatureStore and make a loader in each process"
         )
 
-    def _cache_for(self, epoch: EpochInput[T], minibatch: T, ids: Ids, first: bool) -> Cache:
-        """The cache. It is built at the first minibatch, for minibatches `growth` times as large."""
-        with self._lock:
-            if not self._finalizer.alive:
-                raise ValueError("this FeatureLoader is closed: make a new one")
-            if self._packs.machine is not None:  # another stream's: packs have the memory of the cache
-                self._placement.check_beside_packs(ids, self._packs.machine.output_rows)
-                return cast(Cache, self._packs)
-            return self._placement.cache_for(
-                epoch, ids, epoch.bytes_of(minibatch), first=first, build=self._build
-            )
-
-    def may_use_packs(self, learned: Learned, count: int | None) -> bool:
-        """Whether an epoch of so many minibatches that begins now considers packs. Raises ValueError if they
-        are asked for and impossible.
-        """
-        reads = self._options.reads
-        if reads == "random" or learned.random(count):
-            return False
-        wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
-        if reads != "auto":
-            if wide is not None:
-                raise ValueError(f"reads={reads!r}: '{wide.name}' has 2^32 rows or more; use reads='random'")
-            return True
-        nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
-        memory = self.source.memory if self.device.type == "cpu" else self._placement.memory_bytes
-        return wide is None and nbytes > memory and self._options.cache != 0
-
-    def lines_for(self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
-        """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
-        return self._placement.lines_for(epoch, ids, minibatch_bytes)
-
-    def pack_bytes(self) -> int:
-        """Borrow the memory of other loaders. Returns what packs may take once the cache is freed.
-
-        Raises MemoryBudgetError if the open epoch of another loader has it.
-        """
-        with self._lock:
-            return self.source.memory - self.source.lender.lend(self, host=True) - self._packs.next_bytes
-
-    def free_cache(self, epoch: EpochInput[Any]) -> None:
-        """Free the cache, for packs of this epoch."""
-        with self._lock:
-            self.release_cache()
-            waiting = epoch.waiting_batches
-            roomy = _WAITING_SHARE * epoch.source_bytes(waiting) <= self.pack_bytes()
-            self._placement.waiting = waiting if roomy else 0
-
     def _build(self, sizes: Sizes) -> None:
         """Build the cache. sizes: of usual minibatches."""
+        self.check_open()
+        if self._packs is not None and self._packs.reading is not None:
+            raise MemoryBudgetError(
+                "another epoch of the same tables reads by packs, which have the memory: end that one first, "
+                "or open a second source with its own memory, gids.open(PATH, memory=...)"
+            )
         placement = self._placement
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)
         if placement.on_host:
-            placement.leave_to_others(kept_bytes + self._packs.next_bytes)
-        first = placement.plan is None
+            placement.leave_to_others(kept_bytes)
         placement.build(sizes, heats)
-        if first and (line := few_lines(placement, sizes)):
-            log.warning(line)
-        assert placement.plan is not None
-        wanted, available = sum(placement.plan.purposes.values()), available_bytes()
-        wanted -= placement.plan.purposes.get(OTHERS, 0)
-        if first and placement.on_host and wanted > available:
-            log.warning(
-                "the loader is going to use %s of memory, and %s are available: give a smaller memory=",
-                format_bytes(wanted),
-                format_bytes(available),
-            )
-        if log.isEnabledFor(logging.INFO):
-            log.info(memory_line(placement, sizes))
-
-    def take_turn(self, learned: Learned) -> None:
-        """From now on count for the streams with this `learned`."""
-        if self._turn[0]() is learned or self.closed:
-            return
-        with self._lock:
-            totals = self.stats()
-            before, since = self._turn[0](), self._turn[1]
-            if before is not None:
-                self._shares[before] = added(self._shares.get(before, {}), between(since, totals))
-            self._turn = weakref.ref(learned), totals
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
@@ -680,55 +530,3 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
         return next(iter(store.heat_methods(table.type)), None)
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
-
-
-@contextmanager
-def _turn_of(loader: weakref.ref[FeatureLoader], learned: Learned) -> Iterator[None]:
-    """A context that counts for `learned`, and then again for whoever was counted for: the garbage collector
-    may close a stream while another one reads. It may run anywhere, so this waits for no lock: where another
-    thread has it, nothing is counted apart."""
-    before = _turn_to(loader, learned)
-    try:
-        yield
-    finally:
-        if before is not None:
-            _turn_to(loader, before, after=learned)
-
-
-def _turn_to(
-    loader: weakref.ref[FeatureLoader], learned: Learned, after: Learned | None = None
-) -> Learned | None:
-    """Count for `learned`, if `after` has the turn (None: anybody). Returns who had it; None if it stays."""
-    me = loader()
-    if me is None:
-        return None
-    lock, taken = me._lock, list[bool]()
-    try:
-        taken += map(lock.acquire, [False])
-        before = me._turn[0]() if True in taken else None
-        if True in taken and (after is None or before is after):
-            me.take_turn(learned)
-        return before
-    finally:
-        if True in taken:
-            lock.release()
-
-
-def _stream_ended(
-    loader: weakref.ref[FeatureLoader],
-    own: weakref.ref[EpochStream[Any]],
-    before: dict[str, Any],
-    begun: float,
-) -> None:
-    me = loader()
-    if me is None:
-        return
-    windowed = me._windowed
-    if windowed is None or windowed[0] is not own:
-        return  # Ctrl-C interrupted this, and it is repeated; or another thread has begun the next epoch
-    me._windowed = None
-    if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
-        gathered = windowed[1].gathered
-        line = epoch_summary(before, me._totals(), gathered, time.perf_counter() - begun)
-        if line is not None:
-            log.info(line)

@@ -12,7 +12,6 @@ import logging
 import os
 import resource
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,11 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from gids.cuda import on_host
 from gids.io.engine import raise_descriptor_limit
-from gids.loader.epoch_stream import Sampled
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.learned import Learned
-from gids.loader.readers import Features, Ids
-from gids.loader.row_source import EpochInput
+from gids.loader.rows import EpochInput, Features, Ids
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
@@ -128,21 +124,15 @@ class Headroom:
         return None
 
 
-def _of_a_worker(error: Exception) -> bool:
-    """Whether PyTorch brought this error from a worker. After any other one, a minibatch is lost on its way
-    from there, and PyTorch would wait for it for ever."""
-    return "DataLoader worker process" in str(error)
-
-
 class FrameworkEpoch(Generic[T], Iterator[Any]):
-    """An iterator of finish(minibatch, {table: features}). After an error it goes on with the next minibatch.
+    """An iterator of finish(minibatch, {table: features}).
 
-    If sampling a minibatch fails, the error is raised when that minibatch is due. An error between the
-    workers and this process, such as too many open files, ends the epoch.
+    If sampling a minibatch fails, here or in a worker, the error is raised when that minibatch is due, and
+    ends the epoch.
 
     ids_of: returns the rows of each table that a minibatch reads, on any device. bytes_of: returns the memory
     of a minibatch. in_workers: minibatches come from worker processes. If this process cannot hold a window
-    of them, the window is lowered and a warning is logged. learned: what earlier epochs taught.
+    of them, the window is lowered and a warning is logged.
     """
 
     def __init__(
@@ -154,33 +144,25 @@ class FrameworkEpoch(Generic[T], Iterator[Any]):
         *,
         bytes_of: Callable[[T], int],
         in_workers: bool,
-        learned: Learned,
     ) -> None:
         self._headroom, self._finish = Headroom() if in_workers else None, finish
-        me = weakref.ref(self)  # the stream, which has ids_there, must end when this is dropped
-        on_cpu = feature_loader.device.type == "cpu"
-
-        def ids_there(minibatch: T) -> Ids:
-            ids = ids_of(minibatch)
-            if (epoch := me()) is not None:
-                epoch._keep_headroom()
-            return on_host(ids) if on_cpu else ids
-
-        goes_on = _of_a_worker if in_workers else lambda _: True
-        source = Sampled(minibatches, goes_on=goes_on, beside=in_workers)
+        if feature_loader.device.type == "cpu":
+            of_any_device, ids_of = ids_of, lambda minibatch: on_host(of_any_device(minibatch))
         self._stream = feature_loader.attach_epoch(
-            EpochInput(minibatches=source, ids_of=ids_there, learned=learned, bytes_of=bytes_of)
+            EpochInput(minibatches=minibatches, ids_of=ids_of, bytes_of=bytes_of)
         )
 
-    def _keep_headroom(self) -> None:
-        """Called for each sampled minibatch."""
+    def __next__(self) -> Any:
         if self._headroom is not None:
             limit = self._headroom.window_limit(self._stream.ahead)
             if limit is not None:
                 self._stream.limit_window(*limit)
-
-    def __next__(self) -> Any:
-        return self._finish(*next(self._stream))
+        minibatch, features = next(self._stream)
+        try:
+            return self._finish(minibatch, features)
+        except BaseException as error:
+            self._stream.fail(error)
+            raise
 
     def close(self) -> None:
         """End the epoch: reads finish, workers stop. Idempotent. Its end, and dropping it, do the same."""

@@ -1,4 +1,4 @@
-"""How a FeatureLoader's memory is shared out: sizes of minibatches, the placement of its cache, the log line.
+"""How a FeatureLoader's memory is divided, once, at the first minibatch: sizes of minibatches, cache, log.
 
 The cache is in host memory, or on a CUDA device with more lines in host memory. Called by FeatureLoader,
 which borrows the memory. The stream decides when steps enter, are planned and gathered.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,16 +21,16 @@ import torch
 
 from gids import _core, cuda
 from gids.cache import FeatureCache, HostBudget, MemoryPlan
-from gids.cache.budget import Sizes, advised_bytes, row_orders
+from gids.cache.budget import OTHERS, Sizes, available_bytes, row_orders
 from gids.cache.device import DeviceBudget, DeviceFeatureCache
 from gids.cache.device.reads import COPY_BUFFERS
 from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
-from gids.errors import MemoryBudgetError, MissingError
+from gids.errors import MissingError
 from gids.io.device.kvikio_reader import open_extent_reader
 from gids.io.disks import disk_count
 from gids.loader.options import MAX_PLANNED
-from gids.loader.readers import Cache, Ids
+from gids.loader.rows import Cache, EpochInput, Ids
 from gids.loader.stats import is_size
 from gids.sizes import format_bytes
 from gids.store.table import positions_of
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from gids.cache.budget import Budget
     from gids.io import Engine
     from gids.loader.options import Options
-    from gids.loader.row_source import EpochInput
     from gids.store import Table
 
 log = logging.getLogger("gids")
@@ -97,39 +95,19 @@ def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
     return total
 
 
-def usual_sizes(first: Sizes, *, largest: Rows | None, growth: float, seen: Rows) -> Sizes:
-    """Expected sizes of minibatches, known at the first one.
-
-    first: its sizes. largest: rows of the largest, by the user; then no room is left for larger ones. growth:
-    size of the others, relative to the first. seen: rows of the largest minibatch of earlier epochs.
-    """
+def expected_sizes(first: Sizes, largest: Rows | None) -> Sizes:
+    """The sizes to divide memory for. first: of the first minibatch. largest: rows of the largest one, by the
+    user; then no room is left for larger ones."""
     if largest is None:
-        usual = first.grown(growth)
-        return replace(usual, rows=larger(usual.rows, seen))
-    rows = larger(larger(first.rows, largest), seen)
+        return first
+    rows = larger(first.rows, largest)
     times = sum(rows.values()) / max(1, sum(first.rows.values()))
-    return replace(first.grown(times), rows=rows, growths=(1.0,))
+    return replace(first.grown(times), rows=rows, growth=1.0)
 
 
 def larger(rows: Mapping[str, int], others: Mapping[str, int]) -> Rows:
     """The larger number of each table of `rows`."""
     return {name: max(n, others.get(name, 0)) for name, n in rows.items()}
-
-
-def too_large(rows: Mapping[str, int], excess_bytes: int, *, in_time: bool) -> str:
-    """The warning about a minibatch that is larger than expected. in_time: whether the next epoch can leave
-    room for it."""
-    wanted = {name: n for name, n in rows.items() if n}
-    option = next(iter(wanted.values())) if len(rows) == 1 else wanted
-    what = f"a minibatch reads {sum(rows.values()):,} rows, and needs more memory than expected"
-    more = f"may use {format_bytes(excess_bytes)} more than its memory budget"
-    if not in_time:
-        return f"{what}: the loader {more}, in later epochs too: give more memory, or use smaller minibatches"
-    return (
-        f"{what}: this epoch {more}, and more if later minibatches are larger still; the next one leaves "
-        f"room for the largest. To leave room from the start, give its rows: minibatch_rows={option}, or "
-        "what is the most"
-    )
 
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
@@ -147,13 +125,13 @@ def _kept_at_most(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uin
 
 
 class Placement(ABC):
-    """Where the cache of a FeatureLoader is. Shares memory out, and builds the cache, at the first minibatch.
+    """Where the cache of a FeatureLoader is. Divides memory, and builds the cache, at the first minibatch.
 
     expected: rows of the largest minibatch, by the user, or None.
 
-    Attributes: cache, and plan: how memory is shared out; None before the first minibatch. end: closes the
-    cache. window: minibatches sampled ahead. planned: that are read at once. waiting: sampled ones that are
-    not in the window yet. minibatch_bytes: memory of the largest sampled one so far.
+    Attributes: cache: None before the first minibatch, and after release(). plan: how memory is divided; None
+    before the first minibatch. end: closes the cache. planned: minibatches that are read at once. waiting:
+    sampled ones that are not in the window yet. minibatch_bytes: memory of the largest sampled one so far.
     """
 
     least_planned: int
@@ -169,39 +147,48 @@ class Placement(ABC):
         engine: Engine,
         tables: Sequence[Table],
         options: Options,
-        budget: Budget,
+        memory_bytes: int,
         dtype: torch.dtype | None,
         expected: Rows | None,
     ) -> None:
         self._engine, self.tables, self._options, self._dtype = engine, tables, options, dtype
-        self._budget, self.expected = budget, expected
+        self.expected = expected
+        self._budget = self._budget_of(
+            tables=tables,
+            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
+            memory_bytes=memory_bytes,
+            cache_bytes=options.cache,
+        )
         self.cache: Cache | None = None
         self.plan: MemoryPlan | None = None
         self.end = ExitStack()
-        self.minibatch_bytes = 0
-        self._had_cache: Callable[[], EpochInput[Any] | None] = lambda: None  # the last epoch
-        self._seen: Rows = {}  # the most that a minibatch read so far
-        self._checked: Rows = {}  # of a minibatch for which there was room
-        self._warned = False
+        self.minibatch_bytes = self.waiting = 0
+        most = options.planned or min(MAX_PLANNED, _core.USE_BITS - options.window)
+        self._wanted = Sizes(  # the rows follow with the first minibatch
+            rows={},
+            page_bytes=0,
+            minibatch_bytes=0,
+            window_batches=options.window,
+            planned_batches=options.planned or min(self.least_planned, most),
+            most_planned_batches=most,
+            least_planned_batches=options.planned or 1,
+        )
+        self.planned = self._wanted.planned_batches
+        self._warned = False  # of a larger one
         self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
         self._adapted_to = (0, 0)  # steps and misses, when the number of planned minibatches adapted last
-        self._forget_plan()
-
-    def _forget_plan(self) -> None:
-        """Use the window and the planned minibatches that the user wants, until memory is shared out."""
-        options = self._options
-        most = min(MAX_PLANNED, _core.USE_BITS - options.window)
-        self.window = options.window
-        self._most_planned = options.planned or most  # lowered to what memory allows, once that is known
-        self.planned = options.planned or min(self.least_planned, most)
         self._adapt_at = 0  # a step of the cache
-        self.waiting = 0
-        self._most_waiting: int | None = None  # once memory is shared out
 
     @property
-    def option(self) -> str:
-        """The argument of gids.open() that gives the budget."""
-        return self._budget.option
+    def sizes(self) -> Sizes:
+        """The minibatches that memory is divided for; without a cache, the window and the planned minibatches
+        that the user wants."""
+        return self._wanted if self.cache is None or self.plan is None else self.plan.sizes
+
+    @property
+    def window(self) -> int:
+        """Minibatches sampled ahead: as the user wants; with a cache, as memory allows."""
+        return self.sizes.window_batches
 
     @property
     def memory_bytes(self) -> int:
@@ -219,87 +206,103 @@ class Placement(ABC):
 
     def allow_waiting(self, batches: int) -> None:
         """So many sampled minibatches may wait to enter the window, if memory allows."""
-        self.waiting = batches if self._most_waiting is None else min(batches, self._most_waiting)
+        self.waiting = batches if self.cache is None else min(batches, self.sizes.waiting_batches)
 
     def cache_for(
-        self,
-        epoch: EpochInput[Any],
-        ids: Ids,
-        minibatch_bytes: int,
-        *,
-        first: bool,
-        build: Callable[[Sizes], None],
+        self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int, *, build: Callable[[Sizes], None]
     ) -> Cache:
-        """The cache for a minibatch. first: of a stream.
+        """The cache for a minibatch.
 
-        build: calls build(), with the sizes of usual minibatches. The cache is built again if another one
-        would have room for minibatches that are larger than expected.
+        build: calls build(), if there is no cache. After release() memory is divided for the same minibatches
+        as before. Warns once of a minibatch that needs more memory than there is beside the lines.
         """
         rows = rows_read(ids, [t.name for t in self.tables])
         if self.on_host:  # on a device the cache copies the ids
             minibatch_bytes = max(minibatch_bytes, 8 * sum(rows.values()))
-        largest_bytes = max(self.minibatch_bytes, minibatch_bytes)
-        grew = largest_bytes > self.minibatch_bytes or any(
-            n > self._checked.get(name, -1) for name, n in rows.items()
-        )
-        if self.cache is not None and (first or grew):
-            self._checked = rows
-            sizes = self._sizes(epoch, rows, largest_bytes)
-            if first and self._too_small(sizes, epoch):
-                self.release()
-                self.waiting = epoch.waiting_batches
-            else:
-                self._keep_within_memory(sizes, epoch)
         if self.cache is None:
-            sizes = self._sizes(epoch, rows, minibatch_bytes, ids)
-            try:
-                build(self._usual(sizes, epoch))
-            except MemoryBudgetError:
-                if not self._seen:
-                    raise
-                # No cache has room for the largest one, which was warned of.
-                self._build_for_less(sizes, epoch, build)
+            wanted = self._wanted
+            if not wanted.rows:
+                pages = page_bytes_read(ids, self.tables)
+                first = replace(wanted, rows=rows, page_bytes=pages, minibatch_bytes=minibatch_bytes)
+                wanted = first.grown(epoch.growth)
+            now = replace(wanted, waiting_batches=self.waiting, source_bytes=epoch.source_bytes)
+            build(expected_sizes(now, self.expected))
+            self._wanted = wanted  # not before: a minibatch that does not fit does not count
+        self._warn_if_above(rows, minibatch_bytes)
+        self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
         assert self.cache is not None
-        self._had_cache = weakref.ref(epoch)
-        # Not before: a minibatch that does not fit does not count.
-        self._seen, self.minibatch_bytes = larger(rows, self._seen), largest_bytes
         return self.cache
 
-    def _build_for_less(self, sizes: Sizes, epoch: EpochInput[Any], build: Callable[[Sizes], None]) -> None:
-        """Build a cache that has no room for the largest minibatch so far.
-
-        It has room for minibatches like this one. If that does not fit either, and this epoch's cache was
-        freed for packs, it gets the same sizes as that cache.
-        """
-        try:
-            build(usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen={}))
-        except MemoryBudgetError:
-            if self._had_cache() is not epoch or self.plan is None:
-                raise
-            build(replace(self.plan.sizes, growths=(1.0,)))
-            self._keep_within_memory(sizes, epoch)
-
-    def check_beside_packs(self, ids: Ids, room: Rows) -> None:
-        """Warn if a minibatch that is read beside packs has more rows than these have room for."""
-        rows = rows_read(ids, room)
-        more = {name: max(0, n - room[name]) for name, n in rows.items()}
-        excess = sum(n * self._budget.output_row_bytes[name] for name, n in more.items())
-        if excess and not self._warned:
+    def _warn_if_above(self, rows: Rows, minibatch_bytes: int) -> None:
+        """Warn, once, of a minibatch that needs more memory than there is beside the lines."""
+        sizes = self.sizes
+        if self._warned or (
+            minibatch_bytes <= sizes.minibatch_bytes and all(n <= sizes.rows[t] for t, n in rows.items())
+        ):
+            return
+        assert self.plan is not None
+        sizes = replace(
+            sizes, rows=larger(rows, sizes.rows), minibatch_bytes=max(minibatch_bytes, sizes.minibatch_bytes)
+        )
+        above = sum({**self.plan.purposes, **self._budget.needed(sizes)}.values()) - self.memory_bytes
+        if above > 0:
             self._warned = True
-            log.warning(too_large(rows, excess, in_time=False))
+            read = {name: n for name, n in rows.items() if n}
+            log.warning(
+                "a minibatch of %s rows is larger than memory was divided for: the loader may use %s more "
+                "than %s=%d. Give minibatch_rows=%s, or what is the most that a minibatch reads",
+                f"{sum(rows.values()):,}",
+                format_bytes(above),
+                self._budget.option,
+                self.memory_bytes,
+                next(iter(read.values()), 0) if len(rows) == 1 else read,
+            )
 
     def build(self, sizes: Sizes, heats: Heats) -> None:
-        """Share memory out, and build the cache.
+        """Divide memory, and build the cache. Logs how; warns, the first time, if that is too little.
 
         sizes: of minibatches like the first one, with the window and planned minibatches that the user wants.
         Raises MemoryBudgetError, which lists the sum, if one minibatch does not fit.
         """
+        first = self.plan is None
         self.plan = plan = self._budget.share(sizes)
         self.cache = cache = self._cache(plan, heats)
         self.end.callback(cache.close)
-        self.window, self._most_planned = plan.sizes.window_batches, plan.sizes.planned_batches
-        self.planned = min(self.planned, self._most_planned)
-        self.waiting = self._most_waiting = plan.sizes.waiting_batches
+        self.planned = min(self.planned, plan.sizes.planned_batches)
+        self.waiting = plan.sizes.waiting_batches
+        if first:
+            self._warn_of_little(sizes)
+        log.info(
+            "memory of %s: %s, with a window of %d minibatches",
+            format_bytes(self.memory_bytes),
+            ", ".join(f"{name} {format_bytes(n)}" for name, n in plan.purposes.items() if n),
+            plan.sizes.window_batches,
+        )
+
+    def _warn_of_little(self, wanted: Sizes) -> None:
+        """Warn of lines for less than half of a minibatch's pages, unless cache= does not allow more; and of
+        memory that the machine does not have."""
+        plan, needed = self.plan, wanted.page_bytes // 2
+        assert plan is not None
+        if not plan.capped and plan.line_bytes < needed:
+            advised = self._budget.enough_for_lines(wanted, needed - plan.line_bytes + plan.purposes["lines"])
+            log.warning(
+                "%s=%d leaves %s for the cache, and a minibatch reads pages of %s: most pages are read again "
+                "for each minibatch. Give %s=%s or more, or use smaller minibatches",
+                self._budget.option,
+                self.memory_bytes,
+                format_bytes(plan.line_bytes),
+                format_bytes(wanted.page_bytes),
+                self._budget.option,
+                advised,
+            )
+        own, available = sum(plan.purposes.values()) - plan.purposes.get(OTHERS, 0), available_bytes()
+        if self.on_host and own > available:
+            log.warning(
+                "the loader is going to use %s of memory, and %s are available: give a smaller memory=",
+                format_bytes(own),
+                format_bytes(available),
+            )
 
     def release(self) -> None:
         """Free the cache, if there is one. Its counters stay."""
@@ -307,21 +310,7 @@ class Placement(ABC):
             self._counted = self.table_stats()
             self.cache = None
             self.end.close()
-            self._forget_plan()
-
-    def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
-        """The plan for another budget. Raises like build()."""
-        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
-
-    def lines_for(self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
-        """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
-        rows = rows_read(ids, [t.name for t in self.tables])
-        sizes = self._sizes(epoch, rows, max(minibatch_bytes, 8 * sum(rows.values())), ids)
-        try:
-            plan = self._budget.share(self._usual(sizes, epoch))
-        except MemoryBudgetError:
-            return None
-        return {name: count + plan.host_lines.get(name, 0) for name, count in plan.lines.items()}
+            self.planned, self.waiting, self._adapt_at = self._wanted.planned_batches, 0, 0
 
     def planned_now(self) -> int:
         """Minibatches to plan ahead. On the CPU they adapt within an epoch too, by counts that repeat."""
@@ -342,7 +331,7 @@ class Placement(ABC):
         if new_steps == 0:
             return
         wanted = math.ceil(2 * self._engine.depth * new_steps / max(1, new_misses))
-        self.planned = min(max(self.least_planned, wanted), self._most_planned)
+        self.planned = min(max(self.least_planned, wanted), self.sizes.planned_batches)
 
     def table_stats(self) -> dict[str, dict[str, Any]]:
         """Counters of each table, including released caches. Sizes are of the present cache."""
@@ -361,66 +350,11 @@ class Placement(ABC):
         """Bytes by purpose."""
 
     @abstractmethod
+    def _budget_of(self, **common: Any) -> Budget:
+        """The budget. common: fields that all budgets have."""
+
+    @abstractmethod
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache: ...
-
-    def _sizes(
-        self, epoch: EpochInput[Any], rows: Rows, minibatch_bytes: int, ids: Ids | None = None
-    ) -> Sizes:
-        """Of a minibatch. ids: its own, if the bytes of its pages matter."""
-        return Sizes(
-            rows=rows,
-            page_bytes=0 if ids is None else page_bytes_read(ids, self.tables),
-            minibatch_bytes=minibatch_bytes,
-            window_batches=self.window,
-            planned_batches=self.planned,
-            most_planned_batches=self._most_planned,
-            least_planned_batches=self._options.planned or 1,
-            waiting_batches=self.waiting,
-            source_bytes=epoch.source_bytes,
-        )
-
-    def _usual(self, sizes: Sizes, epoch: EpochInput[Any]) -> Sizes:
-        """Of usual minibatches, given one."""
-        usual = usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen=self._seen)
-        return replace(usual, minibatch_bytes=max(usual.minibatch_bytes, self.minibatch_bytes))
-
-    def _excess_bytes(self, sizes: Sizes) -> int:
-        """Bytes beyond the budget that minibatches of these sizes need beside the existing lines; 0 or less
-        if they fit."""
-        assert self.plan is not None
-        needed = self._budget.needed(replace(sizes, late_outputs=self.plan.sizes.late_outputs))
-        return sum({**self.plan.purposes, **needed}.values()) - self.memory_bytes
-
-    def _too_small(self, sizes: Sizes, epoch: EpochInput[Any]) -> bool:
-        """Whether the cache has no room for minibatches as large as those before, or as the user expects, and
-        another one would have.
-
-        sizes: of the first minibatch of an epoch.
-        """
-        rows = larger(larger(sizes.rows, self._seen), self.expected or {})
-        return self._excess_bytes(replace(sizes, rows=rows)) > 0 and self._fits(sizes, epoch)
-
-    def _fits(self, sizes: Sizes, epoch: EpochInput[Any]) -> bool:
-        """Whether a cache can leave room for minibatches of these sizes, and for those before."""
-        try:
-            self._budget.share(self._usual(sizes, epoch))
-        except MemoryBudgetError:
-            return False
-        return True
-
-    def _keep_within_memory(self, sizes: Sizes, epoch: EpochInput[Any]) -> None:
-        """Plan fewer minibatches at once from now on if these sizes need it. Warn if that is not enough."""
-
-        def excess_bytes(planned: int) -> int:
-            return self._excess_bytes(sizes.with_planned(planned))
-
-        least = self._options.planned or self.least_planned
-        while self._most_planned > least and excess_bytes(self._most_planned) > 0:
-            self._most_planned -= 1
-        self.planned = min(self.planned, self._most_planned)
-        if not self._warned and (excess := excess_bytes(self.planned)) > 0:
-            self._warned = True
-            log.warning(too_large(sizes.rows, excess, in_time=self._fits(sizes, epoch)))
 
 
 class HostPlacement(Placement):
@@ -431,25 +365,8 @@ class HostPlacement(Placement):
     keep = False
     """Whether pages of heat 255 keep their lines for good."""
 
-    _budget: HostBudget
-
-    def __init__(
-        self,
-        engine: Engine,
-        tables: Sequence[Table],
-        options: Options,
-        memory_bytes: int,
-        dtype: torch.dtype | None,
-        expected: Rows | None,
-    ) -> None:
-        budget = HostBudget(
-            tables=tables,
-            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=engine.bounce_bytes,
-            memory_bytes=memory_bytes,
-            cache_bytes=options.cache,
-        )
-        super().__init__(engine, tables, options, budget, dtype, expected)
+    def _budget_of(self, **common: Any) -> HostBudget:
+        return HostBudget(bounce_bytes=self._engine.bounce_bytes, **common)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         if self.keep:
@@ -465,7 +382,6 @@ class HostPlacement(Placement):
             check_crc=self._options.check_crc,
             keep_output_bytes=plan.purposes["outputs"],
             output_rows=plan.sizes.rows,
-            late_outputs=plan.sizes.late_outputs,
             output_dtype=self._dtype,
         )
 
@@ -490,7 +406,6 @@ class DevicePlacement(Placement):
 
     least_planned = 3  # one is read, one is gathered, one is with the consumer
     on_host = False
-    _budget: DeviceBudget
 
     def __init__(
         self,
@@ -503,18 +418,17 @@ class DevicePlacement(Placement):
         expected: Rows | None,
     ) -> None:
         self.device = device
-        host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
+        self._host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         own = f"cuda:{device.index}"
-        self.memories = frozenset({own, "host"} if host_cache_bytes else {own})
-        budget = DeviceBudget(
-            tables=tables,
-            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=request_queue_bytes(options, tables),
-            memory_bytes=memory_bytes,
-            cache_bytes=options.cache,
-            host_cache_bytes=host_cache_bytes,
+        self.memories = frozenset({own, "host"} if self._host_cache_bytes else {own})
+        super().__init__(engine, tables, options, memory_bytes, dtype, expected)
+
+    def _budget_of(self, **common: Any) -> DeviceBudget:
+        return DeviceBudget(
+            bounce_bytes=request_queue_bytes(self._options, self.tables),
+            host_cache_bytes=self._host_cache_bytes,
+            **common,
         )
-        super().__init__(engine, tables, options, budget, dtype, expected)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         options = self._options
@@ -550,112 +464,3 @@ class DevicePlacement(Placement):
 
     def memory(self) -> dict[str, int]:
         return {} if self.cache is None else self.cache.memory() | {"minibatches": self.held_bytes}
-
-
-_MOST_MEMORY_BYTES = 1 << 50
-"""More is not advised."""
-
-_WASTED = 2
-"""Pages are mostly wasted if a minibatch reads more than this number of times the bytes of its rows."""
-
-
-def memory_line(placement: Placement, wanted: Sizes) -> str:
-    """How memory is shared out. wanted: the sizes that the user asked for."""
-    plan, tables = placement.plan, placement.tables
-    assert plan is not None
-    purposes = {name: n for name, n in plan.purposes.items() if n}
-    lines = purposes.pop("lines", 0)
-    of_all = 100 * lines / max(1, sum(t.page_count * t.page_bytes for t in tables))
-    parts = [f"{format_bytes(lines)} for the cache ({of_all:.1f} % of the tables)"]
-    for name, n in sorted(purposes.items(), key=lambda item: -item[1]):
-        counted = {"window": f"a window of {plan.sizes.window_batches} minibatches"}
-        parts.append(f"{format_bytes(n)} for {counted.get(name, name)}")
-    said = f"memory of {format_bytes(placement.memory_bytes)}: {', '.join(parts)}"
-    advice = _what_helps(placement, wanted, plan)
-    return f"{said}. {advice}" if advice else said
-
-
-def few_lines(placement: Placement, wanted: Sizes) -> str:
-    """The warning about lines for less than half of a minibatch's pages; "" if there are more, or if cache=
-    does not allow more."""
-    plan, needed = placement.plan, wanted.page_bytes // 2
-    assert plan is not None
-    if plan.capped or _line_bytes(placement, plan) >= needed:
-        return ""
-    pool = placement.memory().get("bounce pool", 0)
-
-    def is_enough(nbytes: int) -> bool:
-        grown = max(0, nbytes // 8 - pool)  # which the bounce pool takes more at most
-        try:
-            return _line_bytes(placement, placement.share(wanted, nbytes - grown)) >= needed
-        except MemoryBudgetError:
-            return False
-
-    enough = advised_bytes(least_memory(placement.memory_bytes, is_enough))
-    lines, pages = format_bytes(_line_bytes(placement, plan)), format_bytes(wanted.page_bytes)
-    return (
-        f"{placement.option}={placement.memory_bytes} leaves {lines} for the cache, and a minibatch reads "
-        f"pages of {pages}: most pages are read again for each minibatch. Give {placement.option}={enough} "
-        "or more, or use smaller minibatches"
-    )
-
-
-def _line_bytes(placement: Placement, plan: MemoryPlan) -> int:
-    """Of all lines, on the device and on the host."""
-    count = {t.name: plan.lines[t.name] + plan.host_lines.get(t.name, 0) for t in placement.tables}
-    return sum(count[t.name] * t.page_bytes for t in placement.tables)
-
-
-def _what_helps(placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
-    if plan.capped:
-        return ""
-    tables = placement.tables
-    table = max(tables, key=lambda t: wanted.rows[t.name] * t.row_bytes)
-    row_bytes = sum(wanted.rows[t.name] * t.row_bytes for t in tables)
-    least_page = 512 * -(-table.row_bytes // 512)
-    if wanted.page_bytes > _WASTED * row_bytes and table.page_bytes >= _WASTED * least_page:
-        return (
-            f"Most of each page is not needed: {table.name!r} has rows of {table.row_bytes} B in pages of "
-            f"{table.page_bytes} B; convert with --page-bytes {least_page}"
-        )
-    held = plan.sizes
-
-    def as_wanted(other: MemoryPlan) -> bool:
-        same_window = other.sizes.window_batches == wanted.window_batches
-        return same_window and other.sizes.late_outputs == wanted.late_outputs
-
-    if not as_wanted(plan):
-        shortened = (
-            f"the window of {wanted.window_batches} minibatches was shortened to {held.window_batches}"
-        )
-        late = "pages without a line are read only when a minibatch is due"
-        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * plan.sizes.late_outputs
-        needed = _memory_for(placement, wanted, as_wanted)
-        return f"Memory is short: {' and '.join(said)}; {placement.option}={needed} would avoid that"
-    needed = _memory_for(placement, wanted, lambda other: other.capped)
-    return f"{placement.option}={needed} would hold all features: then nothing is read twice"
-
-
-def _memory_for(placement: Placement, wanted: Sizes, enough: Callable[[MemoryPlan], bool]) -> str:
-    """The least memory that is enough, to about 1 %."""
-    least = least_memory(placement.memory_bytes, lambda nbytes: enough(placement.share(wanted, nbytes)))
-    return advised_bytes(least)
-
-
-def least_memory(too_few_bytes: int, enough: Callable[[int], bool]) -> int:
-    """The least number of bytes that is enough, to about 1 %; 0: no number is.
-
-    too_few_bytes: that are not enough.
-    """
-    low = high = max(1, too_few_bytes)  # others may keep more than all memory
-    while not enough(high):
-        low, high = high, 2 * high
-        if high > _MOST_MEMORY_BYTES:
-            return 0
-    for _ in range(7):  # to a hundredth
-        middle = (low + high) // 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high

@@ -71,8 +71,9 @@ class NodeLoader(EpochLoader):
 
     Raises FormatError for a dataset without topology, KeyError for a table or type that the dataset does not
     have, IndexError for a seed out of range, ValueError and TypeError for other arguments, and the errors of
-    FeatureLoader and PinnedGraph. While iterating: StorageError concerns one minibatch, and the next one is
-    unaffected; FormatError for a damaged topology ends the epoch.
+    FeatureLoader and PinnedGraph. While iterating: StorageError for a page that cannot be read, FormatError
+    for a damaged topology. An error is raised when its minibatch is due, and ends the epoch, which
+    ``state_dict()`` resumes.
     """
 
     @explain_names("gids.NodeLoader")

@@ -1,15 +1,13 @@
 """RowSource: what loaders that sample ask of a source. Source is one; gids.distributed's GroupSource another.
 
-Loaders take one in place of a dataset. RowLoader: what they ask of what reads their rows. EpochInput: what
-they tell it of an epoch.
+Loaders take one in place of a dataset. RowLoader: what they ask of what reads their rows.
 
 chosen_tables: the tables that a loader reads, of one or several datasets. Features have the name of their
 table. Tables of other datasets are given as `Table`s. If two tables have the same name, the user gives a
 mapping from names to tables.
 
-Lender, made by gids.open: one memory budget for all FeatureLoaders of a source. They take turns: one cache
-has the memory at a time. It knows which loaders have a cache and which have an open epoch, and nothing of
-tables.
+Lender, made by gids.open: one memory budget for all FeatureLoaders of a source. One cache has the memory at a
+time. It knows which loaders have a cache and which have an open epoch, and nothing of tables.
 """
 
 from __future__ import annotations
@@ -19,33 +17,29 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from gids.cache.budget import available_bytes
 from gids.cache.device import check_device_memory
-from gids.closing import Closing, OwnLock
+from gids.closing import Closing
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
 from gids.io.disks import device_of
 from gids.loader.options import Options
 from gids.loader.ranks import Ranks
-from gids.loader.stats import NO_ROWS, PRESENT, Stats, added
+from gids.loader.rows import EpochInput
+from gids.loader.stats import PRESENT, Stats, added, no_rows
+from gids.loader.stream import EpochStream
 from gids.packs import Scratch, find_scratch
 from gids.sampler import Minibatch, Topology
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Graph, Table
 from gids.store.names import describe_type
 from gids.store.numbering import matched
-
-if TYPE_CHECKING:
-    from gids.loader.epoch_stream import EpochStream, IdsOf
-    from gids.loader.feature_loader import FeatureLoader
-    from gids.loader.learned import Learned
 
 Tables = Sequence[str | Table] | Mapping[str, str | Table]
 """Names of tables of the loader's stores, or tables of any store; or a mapping from feature names to these.
@@ -117,122 +111,126 @@ def _table(source: RowSource, table: str | Table) -> Table:
 log = logging.getLogger("gids")
 
 
+class Borrower(Protocol):
+    """What Lender asks of a FeatureLoader."""
+
+    @property
+    def memories(self) -> frozenset[str]: ...
+    @property
+    def has_cache(self) -> bool: ...
+    @property
+    def has_open_epoch(self) -> bool: ...
+    @property
+    def kept_bytes(self) -> int: ...
+    def release_cache(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
 class Lender:
-    """memory, device_memory: bytes, or None for half of what is available when the first loader asks."""
+    """memory, device_memory: bytes, or None for half of what is available when the first loader asks.
+
+    Attributes: closed; pid: of the process that opened the source; shared: the FeatureLoaders that several
+    loaders may use, by what they load.
+    """
 
     def __init__(self, memory: int | None, device_memory: int | None) -> None:
-        self.lock = OwnLock()  # guards every cache of the source, and the owner of the window
         self._memory, self._device_memory = memory, device_memory
         self._on_device: dict[int, int] = {}  # by index
-        self._borrowers: weakref.WeakSet[FeatureLoader] = weakref.WeakSet()
-        self.shared: weakref.WeakValueDictionary[Hashable, FeatureLoader] = weakref.WeakValueDictionary()
-        """The FeatureLoaders that several loaders may use, by what they load."""
-        self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # that read no rows
+        self._borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
+        self.shared: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
         self._scratches: dict[Hashable, Scratch] = {}  # by the options, and the file system
-        self._ended: Stats = NO_ROWS  # of closed loaders
-        self.closed = False
+        self._ended: Stats = no_rows()  # of closed loaders
+        self.closed, self.pid = False, os.getpid()
+
+    def check_open(self) -> None:
+        """Raise ValueError once the source is closed."""
+        if self.closed:
+            raise ValueError("this source is closed: call gids.open() again")
 
     def scratch(self, options: Options, shards: Sequence[Path]) -> Scratch | None:
         """Where packs of these shards' tables go; None if there is no such disk, which is logged.
 
         Loaders with the same options whose scratch is on one file system share its limit.
         """
-        with self.lock:
-            chosen = options.scratch, options.scratch_bytes
-            scratch = find_scratch(*chosen, shards, warn=options.reads == "pack", ranks=local_ranks())
-            if scratch is None:
-                return None
-            devices = frozenset(map(device_of, scratch.directories))
-            return self._scratches.setdefault((*chosen, devices), scratch)
+        chosen = options.scratch, options.scratch_bytes
+        scratch = find_scratch(*chosen, shards, warn=options.reads == "pack", ranks=local_ranks())
+        if scratch is None:
+            return None
+        devices = frozenset(map(device_of, scratch.directories))
+        return self._scratches.setdefault((*chosen, devices), scratch)
 
     @property
     def host_bytes(self) -> int:
         """The budget in host memory."""
-        with self.lock:
-            if self._memory is None:
-                ranks = local_ranks()
-                self._memory = available_bytes(ranks) // 2
-                log.info(
-                    "memory= is not given: taking half of the memory available%s, %s",
-                    f" to each of {ranks} ranks" if ranks > 1 else "",
-                    format_bytes(self._memory),
-                )
-            return self._memory
+        if self._memory is None:
+            ranks = local_ranks()
+            self._memory = available_bytes(ranks) // 2
+            log.info(
+                "memory= is not given: taking half of the memory available%s, %s",
+                f" to each of {ranks} ranks" if ranks > 1 else "",
+                format_bytes(self._memory),
+            )
+        return self._memory
 
     def device_bytes(self, device: Device, cache: int | None) -> int:
         """The budget in device memory. Raises MemoryBudgetError if less than it, or than cache, is free."""
-        with self.lock:
-            if device.index not in self._on_device:
-                free_bytes, _ = device.memory_info()
-                nbytes = self._device_memory
-                asked = {"device_memory": nbytes, "cache": cache}
-                check_device_memory(asked, free_bytes=free_bytes, device=device.name)
-                if nbytes is None:
-                    nbytes = free_bytes // 2
-                    log.info(
-                        "device_memory= is not given: taking half of the free memory of %s, %s",
-                        device.name,
-                        format_bytes(nbytes),
-                    )
-                self._on_device[device.index] = nbytes
-            return self._on_device[device.index]
+        if device.index not in self._on_device:
+            free_bytes, _ = device.memory_info()
+            nbytes = self._device_memory
+            asked = {"device_memory": nbytes, "cache": cache}
+            check_device_memory(asked, free_bytes=free_bytes, device=device.name)
+            if nbytes is None:
+                nbytes = free_bytes // 2
+                log.info(
+                    "device_memory= is not given: taking half of the free memory of %s, %s",
+                    device.name,
+                    format_bytes(nbytes),
+                )
+            self._on_device[device.index] = nbytes
+        return self._on_device[device.index]
 
-    def join(self, borrower: FeatureLoader) -> None:
+    def join(self, borrower: Borrower) -> None:
         """Called by each new FeatureLoader."""
-        with self.lock:  # another thread may iterate over them
-            self._borrowers.add(borrower)
+        self._borrowers.add(borrower)
 
-    def join_stream(self, stream: EpochStream[Any]) -> None:
-        """Called with each new stream of no FeatureLoader."""
-        with self.lock:
-            self._streams.add(stream)
-
-    def count(self, stats: Stats) -> None:
-        """Called by a FeatureLoader that closes."""
-        with self.lock:
-            self._ended = added(self._ended, stats)
+    def leave(self, borrower: Borrower, stats: Stats) -> None:
+        """Called by a FeatureLoader that closes. stats: its last ones."""
+        self._borrowers.discard(borrower)
+        self._ended = added(self._ended, stats)
 
     def stats(self) -> dict[str, Any]:
         """The sum over all FeatureLoaders, without what only one of them has."""
-        with self.lock:
-            total = self._ended
-            for borrower in self._borrowers:
-                if not borrower.closed:
-                    total = added(total, borrower.stats())
+        total = self._ended
+        for borrower in self._borrowers:
+            total = added(total, borrower.stats())
         return {key: value for key, value in total.items() if key not in PRESENT}
 
-    def lend(self, to: FeatureLoader, *, host: bool = False) -> int:
+    def lend(self, to: Borrower) -> int:
         """Take the memory from idle caches of other loaders. Returns the host memory that they keep.
 
-        host: it needs host memory, which its cache does not take. Raises MemoryBudgetError if a loader that
-        has some of the memory has an open epoch.
+        Raises MemoryBudgetError if a loader that has some of the memory has an open epoch.
         """
-        with self.lock:
-            memories = to.memories | ({"host"} if host else set())
-            others = [b for b in self._borrowers if b is not to and b.memories & memories]
-            for other in others:
-                if other.has_cache and other.has_open_epoch:
-                    raise MemoryBudgetError(
-                        f"{other!r} has an open epoch, and its cache holds the memory of this source, which "
-                        f"{to!r} needs now: end that epoch first (end its loop, or close() its iterator), or "
-                        "give one of the two a source of its own: gids.open(PATH, memory=...)"
-                    )
-            for other in others:
-                if other.has_cache:
-                    log.info("%r gives its cache's memory to %r, which begins an epoch", other, to)
-                    other.release_cache()
-            return sum(other.kept_bytes for other in others)
+        others = [b for b in self._borrowers if b is not to and b.memories & to.memories]
+        for other in others:
+            if other.has_cache and other.has_open_epoch:
+                raise MemoryBudgetError(
+                    f"{other!r} has an open epoch, and its cache holds the memory of this source, which "
+                    f"{to!r} needs now. Loaders that read other tables, dtypes or devices share a source "
+                    "only one after the other: end that epoch first (end its loop, or close() its iterator), "
+                    "or give one of the two a source of its own, gids.open(PATH, memory=...)"
+                )
+        for other in others:
+            if other.has_cache:
+                log.info("%r gives its cache's memory to %r, which begins an epoch", other, to)
+                other.release_cache()
+        return sum(other.kept_bytes for other in others)
 
     def close(self) -> None:
-        """Close the FeatureLoaders, and the streams that read no rows. Idempotent."""
+        """Close the FeatureLoaders. Idempotent."""
         self.closed = True
-        with self.lock:
-            joined = [*self._borrowers, *self._streams]
-        for one in joined:
-            one.close()
-
-
-T = TypeVar("T")
+        for borrower in list(self._borrowers):
+            borrower.close()
 
 
 def local_ranks() -> int:
@@ -254,43 +252,19 @@ class StepSampling(NamedTuple):
     bulk: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochInput(Generic[T]):
-    """The minibatches of an epoch, and what is known of them.
-
-    minibatches, ids_of, bytes_of, count: as of FeatureLoader.attach(). learned: what earlier epochs of the
-    same loader taught. growth: size of the other minibatches, relative to the first. waiting_batches: the
-    most sampled minibatches that `minibatches` itself holds, which RowLoader.waiting_batches limits after the
-    first minibatch. source_bytes: returns other memory of `minibatches`, for the number of minibatches that
-    it holds. following: returns the minibatches of the next epoch, or None. Called from the second epoch
-    on, if packs can be made for them while this one is trained. The next epoch is attached with the same
-    object then; if it has others, that work is thrown away.
-    """
-
-    minibatches: Iterable[T]
-    ids_of: IdsOf[T]
-    learned: Learned
-    bytes_of: Callable[[T], int] = lambda _: 0
-    count: int | None = None
-    growth: float = 1.0
-    waiting_batches: int = 0
-    source_bytes: Callable[[int], int] = lambda _waiting: 0
-    following: Callable[[], Iterable[T] | None] | None = None
-
-
 class RowLoader(Protocol):
     """Reads the rows of an epoch's minibatches: a FeatureLoader, or one whose ranks read together.
 
-    feature_loader: reads this rank's rows; who closes a loader calls its leave(). The others are those of
-    FeatureLoader.
+    feature_loader: the FeatureLoader that reads this rank's rows; who closes a loader calls its leave(). The
+    others are those of FeatureLoader.
     """
 
     @property
-    def feature_loader(self) -> FeatureLoader: ...
+    def feature_loader(self) -> Any: ...
     @property
     def waiting_batches(self) -> int: ...
     def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]: ...
-    def stats_of(self, learned: Learned) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]: ...
 
 
 class RowSource(Closing, ABC):

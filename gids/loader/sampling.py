@@ -22,8 +22,7 @@ import torch
 
 from gids.cuda import Device, Event, MadeOn
 from gids.cuda.device import SAMPLING_PRIORITY, in_process
-from gids.errors import StorageError
-from gids.loader.epoch_stream import Failed, without_frames
+from gids.loader.queue import without_frames
 from gids.loader.ranks import Ranks
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
@@ -191,10 +190,7 @@ class EpochSampling(ABC):
         return {name: of_types[table.type] for name, table in self.epoch.tables.items()}
 
     def __iter__(self) -> Iterator[Minibatch]:
-        """A generator: an error that it raises keeps no frame of the caller alive.
-
-        A minibatch that meets a StorageError is Failed, and the next ones follow. Other errors end the epoch.
-        """
+        """An error is raised after the minibatches before it, and is the end."""
         return self._one_ahead() if _can_start(self.epoch) else self._in_bulk()
 
     def _one_ahead(self) -> Iterator[Minibatch]:
@@ -202,12 +198,9 @@ class EpochSampling(ABC):
         steps = iter(self.epoch.steps)
         started = [self._start(step) for step in islice(steps, 1)]
         while started:
-            try:
-                with self.epoch.stream.use():
-                    minibatch = started.pop()()
-                self.epoch.stream.finished(minibatch, self._ids)
-            except StorageError as error:
-                minibatch = Failed.of(error)
+            with self.epoch.stream.use():
+                minibatch = started.pop()()
+            self.epoch.stream.finished(minibatch, self._ids)
             started += [self._start(step) for step in islice(steps, 1)]
             yield minibatch
             del minibatch  # its memory is the consumer's from here on
@@ -235,16 +228,13 @@ class EpochSampling(ABC):
                     made = deque(self.sample(steps[:count]))
                 for minibatch in made:
                     self.epoch.stream.finished(minibatch, self._ids)
-            except Exception as error:
-                if count > 1:
-                    count, one_by_one = 1, True  # minibatches before the error come first, then the error
-                    continue
-                if not isinstance(error, StorageError):
+            except Exception:
+                if count == 1:
                     raise
-                made = deque([Failed.of(error)])
+                count, one_by_one = 1, True  # minibatches before the error come first, then the error
+                continue
             steps = steps[count:]
-            if not minibatch_bytes and not isinstance(made[0], Failed):
-                minibatch_bytes = made[0].nbytes
+            minibatch_bytes = minibatch_bytes or made[0].nbytes
             while made:
                 yield made.popleft()  # from here on its memory belongs to the consumer
             count = 1 if one_by_one else self.epoch.at_once()

@@ -36,9 +36,10 @@ class Source(RowSource):
 
     Attributes: store (the first dataset's); stores (each in its own numbers); options.
 
-    Loaders of a source share its memory. Those with the same tables, dtype and device share one cache, which
-    stays warm between their epochs. A loader of other tables takes over the memory when its epoch begins. It
-    raises MemoryBudgetError while another loader's epoch is open.
+    One thread uses a source; a forked child opens its own. Loaders of a source share its memory. Those with
+    the same tables, dtype and device share one cache, which stays warm between their epochs, and one window,
+    which the epoch that began last has. A loader of other tables takes over the memory when its epoch begins.
+    It raises MemoryBudgetError while another loader's epoch is open.
     """
 
     together = False
@@ -101,15 +102,14 @@ class Source(RowSource):
         if where.type == "cuda":  # "cuda" is the current device
             where = torch.device("cuda", cuda.open_device(where).index)
         key = (read, dtype, where, self.options)
-        with self.lender.lock:
-            loader = self.lender.shared.get(key)
-            if loader is None or loader.closed:
-                loader = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
-                self.lender.shared[key] = loader
-            elif minibatch_rows is not None:
-                loader.expect_rows(minibatch_rows)
-            loader.users.add(user)
-            return loader
+        loader: FeatureLoader | None = self.lender.shared.get(key)
+        if loader is None or loader.closed:
+            loader = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
+            self.lender.shared[key] = loader
+        elif minibatch_rows is not None:
+            loader.expect_rows(minibatch_rows)
+        loader.users.add(user)
+        return loader
 
     def close(self) -> None:
         """End the open epochs, free the caches, close the datasets that gids.open() opened. Idempotent."""

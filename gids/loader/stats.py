@@ -12,14 +12,19 @@ Stats = Mapping[str, Any]
 PRESENT = ("seed", "memory", "window", "planned", "policy", "heat", "engine", "scratch")
 """Entries that say how things are, and count nothing of one loader."""
 
-PACK_COUNTERS = dict.fromkeys(("superbatches", "packs", "minibatches", "bytes_read", "bytes_written"), 0)
-PACK_SECONDS = dict.fromkeys(("cut", "sweep", "wait", "gather"), 0.0)
+PACK_COUNTERS = dict.fromkeys(("superbatches", "minibatches", "bytes_read", "bytes_written"), 0)
+PACK_SECONDS = dict.fromkeys(("plan", "sweep", "wait", "gather"), 0.0)
 
-NO_ROWS: Stats = {
-    "memory": {"lines": 0},
-    "packs": {**PACK_COUNTERS, "seconds": PACK_SECONDS, "choices": [], "scratch": []},
-}
-"""What the stats() of a loader without tables have too."""
+
+def no_packs() -> dict[str, Any]:
+    """stats()["packs"] of a loader that reads at random."""
+    return {**PACK_COUNTERS, "seconds": dict(PACK_SECONDS), "choices": [], "scratch": []}
+
+
+def no_rows() -> dict[str, Any]:
+    """What the stats() of a loader without tables have too."""
+    return {"memory": {"lines": 0}, "packs": no_packs()}
+
 
 _STAGES = ("sample", "plan", "wait", "gather")
 
@@ -81,10 +86,6 @@ def _describe(way: str, choices: Sequence[Stats]) -> str:
         return sum(choice[key] for choice in choices)
 
     said = f"{total('minibatches'):,} minibatches by {way} reads"
-    if packs := total("packs"):
-        superbatches = total("superbatches")
-        said += f" in {packs:,} pack{'s' * (packs != 1)} of {superbatches:,} superbatch"
-        said += "es" * (superbatches != 1)
     said += f", took {total('actual_s'):.1f} s"
     ways = set[str].intersection(*(set(choice["predicted_s"]) for choice in choices))
     seconds = {name: sum(float(choice["predicted_s"][name]) for choice in choices) for name in ways}

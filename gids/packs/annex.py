@@ -1,16 +1,14 @@
-"""The annex of a table: pages in scratch, after those of its shards, with copies of rows that a cache misses.
+"""The annex of a table: scratch with copies of the rows that an offline cache misses, in their order of use.
 
 A superbatch is planned from the rows that its minibatches use; a sweep over the table then writes the copies.
-From then on, a minibatch that enters the cache with positions in the annex reads one run from front to back.
-Knows rows and steps; knows nothing of minibatches, and does not read: the cache does.
+From then on its minibatches are read in their order, from front to back. Knows rows and steps; knows nothing
+of minibatches.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +16,12 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.cache.feature_cache import read_error
+from gids.cache.output_dtype import RowForm
 from gids.errors import StorageError
-from gids.packs.scratch import BLOCK, Scratch, ScratchFull
+from gids.io import open_engine
+from gids.packs.scratch import Scratch, ScratchFull
 from gids.store import Table
-from gids.store.geometry import align_up, div_ceil
+from gids.store.geometry import align_up
 
 if TYPE_CHECKING:
     from gids.io import Engine
@@ -29,30 +29,33 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.uint32]
 """Positions of rows on disk, as a minibatch reads them."""
 
-CHUNK_BYTES = 1 << 20
-"""The sweep reads the table in pieces of this length."""
-CHUNKS = 16
-"""Pieces that the sweep has in memory."""
-GROUP_BYTES = 256 << 10
-"""Copies are sorted by death inside a write buffer. With buffers of 64 KiB, 300 MB of rows keep 401 MB of
-pages alive; of 256 KiB, 327 MB; of 1 MiB, 311 MB."""
-_GAP_BYTES = 16 << 10
+_CHUNK_BYTES = 1 << 20
+"""The sweep reads the table in pieces of this length, where memory allows."""
+_CHUNKS = 16
+"""Pieces that the sweep has in memory. They take a quarter of what it works in, write buffers the rest."""
+_GROUP_BYTES = 256 << 10
+"""Of a write, where memory allows: each run of a superbatch has a buffer of this length. With 64 KiB, a sweep
+of 4 M rows of 512 B takes 1.5 times as long."""
 _WRITERS = 8
-_BUFFERS = 48
-"""Write buffers beside one for each run."""
-_USE_BYTES = 10
-"""Scratch for each use of a row."""
+_PIECE_BYTES = 2 << 20
+"""Runs are read in pieces of this length, a huge page, or shorter ones if memory is small."""
+_PIECES = 8
+"""Pieces in memory: what is read before it is due."""
+_READ_BYTES = 512 << 10
+_GAP_BYTES = 16 << 10
+_COPY_BYTES = 2
+"""Memory of a plan for each use: 4 bytes for each copy, and there are about half as many."""
 _GROWTH = 16 << 20
 
 
 class RowUses:
     """The rows of a table that each minibatch of a superbatch uses, in a scratch file.
 
-    After Annex.plan(): the positions of these rows in the annex.
+    After Annex.plan(): where the rows come from.
     """
 
     def __init__(self, table: Table, scratch: Scratch) -> None:
-        self._file = scratch.open()
+        self._file = scratch.open(striped=False)
         fd = os.open(self._file.paths[0], os.O_RDWR | os.O_CLOEXEC)  # through the page cache
         try:
             self.native = _core.RowUses.create(fd, table.row_count)
@@ -61,7 +64,7 @@ class RowUses:
 
     def append(self, rows: Rows) -> None:
         """Add the rows of the next minibatch: uint32[n], may repeat. Raises ScratchFull, OSError."""
-        end = (self.native.uses + len(rows)) * _USE_BYTES
+        end = (self.native.uses + len(rows)) * _core.ANNEX_USE_BYTES
         if end > self._file.nbytes:
             self._file.reserve(align_up(end, _GROWTH))
         self.native.append(rows)
@@ -70,104 +73,90 @@ class RowUses:
         return len(self.native)
 
     def close(self) -> None:
-        """Give the scratch back. Idempotent."""
+        """Give the scratch back. Idempotent. It cannot be used any more."""
+        vars(self).pop("native", None)  # which has a descriptor
         self._file.close()
 
 
 class Superbatch:
-    """A superbatch in the annex. first_page: of the annex, where its runs begin."""
+    """A superbatch of a table, planned. Swept once Annex.sweep() returned."""
 
-    def __init__(self, plan: _core.AnnexPlan, uses: RowUses, first_page: int, rows_per_page: int) -> None:
-        self.plan, self.uses, self.first_page = plan, uses, first_page
-        self._first_pages = plan.first_pages()
-        self._deaths = plan.deaths()
-        self._rows_per_page = rows_per_page
+    def __init__(self, plan: _core.AnnexPlan, uses: RowUses) -> None:
+        self.plan, self.uses = plan, uses
+        self.file: AnnexFile | None = None  # once swept
 
     def __len__(self) -> int:
         return len(self.uses)
 
-    @property
-    def pages(self) -> int:
-        """Number of pages of all runs."""
-        return int(self._first_pages[-1])
 
-    def positions(self, step: int, annex_row: int) -> npt.NDArray[np.int64]:
-        """The positions that minibatch `step` enters the cache with: int64[n], in the order of its rows.
+class AnnexFile:
+    """A scratch file for one superbatch after the other, and what reads it."""
 
-        annex_row: the position of the annex's first row.
-        """
-        out = np.empty(self.uses.native.count(step), np.int64)
-        self.uses.native.read_positions(step, annex_row + self.first_page * self._rows_per_page, out)
-        return out
+    def __init__(self, scratch: Scratch) -> None:
+        self.scratch = scratch.open()
+        try:
+            self.engine = open_engine(
+                self.scratch.paths,
+                depth=2 * _PIECES,
+                max_read_bytes=_READ_BYTES,
+                direct=self.scratch.direct,
+            )
+        except BaseException:
+            self.scratch.close()
+            raise
 
-    def run(self, step: int) -> tuple[int, npt.NDArray[np.uint8]]:
-        """(first page in the annex, uint8: whether a later step uses each page too) of a step's run.
-
-        For PageCache.expect(), before the step enters.
-        """
-        begin, end = int(self._first_pages[step]), int(self._first_pages[step + 1])
-        return self.first_page + begin, (self._deaths[begin:end] > step).view(np.uint8)
-
-    def dying(self, step: int) -> npt.NDArray[np.uint32]:
-        """Pages, from first_page on, that no later step uses. For PageCache.forget(), after the step."""
-        return self.plan.dying(step)
+    def close(self) -> None:
+        """Give the scratch back. Idempotent. No reader may be open."""
+        self.engine.close()
+        self.scratch.close()
 
 
 class Annex:
-    """The annex of one table: nbytes of scratch, in which superbatches follow one another in a ring.
+    """The annex of one table: a scratch file for each superbatch that is swept or read."""
 
-    Raises ScratchFull if there is no room, StorageError if a directory takes no file.
-
-    Attributes: pages: its length. paths: of its files, for the engine, after the shards.
-    """
-
-    def __init__(self, table: Table, scratch: Scratch, nbytes: int) -> None:
+    def __init__(self, table: Table, scratch: Scratch) -> None:
         self._table, self._scratch = table, scratch
-        self._block_pages = BLOCK // math.gcd(BLOCK, table.page_bytes)  # runs begin at blocks of direct I/O
-        self.pages = nbytes // table.page_bytes // self._block_pages * self._block_pages
-        self._file = scratch.open(nbytes)
-        try:
-            self._file.reserve(self.pages * table.page_bytes)
-        except BaseException:
-            self._file.close()
-            raise
-        striped = _core.SCRATCH_STRIPE_BYTES % table.page_bytes == 0
-        self.paths = self._file.paths if striped else self._file.paths[:1]
-        self._live: deque[tuple[int, int]] = deque()  # (first page, end) of superbatches, oldest first
+        self._free: list[AnnexFile] = []  # blocks that were written before are written faster than new ones
+
+    def plan_bytes(self, uses: RowUses) -> int:
+        """Memory of a plan until it is swept, about."""
+        return _COPY_BYTES * uses.native.uses
+
+    def passes_bytes(self, steps: int, threads: int) -> int:
+        """Memory to make a plan: of each row, and counts of rows by next use and range."""
+        return 4 * self._table.row_count + steps * _core.ANNEX_RANGES * (4 * threads + 2)
 
     def plan(
         self,
         uses: RowUses,
         *,
-        workers: _core.Workers,
         lines: int,
-        ahead: int,
-        capacity_rows: int | None = None,
-        buffer_bytes: int = 1 << 62,
+        work_bytes: int,
+        workers: _core.Workers,
         first_file: int = 0,
+        cancel: _core.Cancel | None = None,
     ) -> Superbatch:
-        """Plan the copies, and find a place for them in the ring.
+        """Plan the copies for a cache of so many lines.
 
-        lines: of the cache. ahead: minibatches that are read before they are due. capacity_rows: that an
-        offline cache keeps from step to step (None: as many as the lines have room for). buffer_bytes: memory
-        for write buffers. first_file: the engine's number of the table's first shard. Blocks. Raises
-        ScratchFull if the ring has no room, OSError.
+        work_bytes: memory that the sweep may take. first_file: the engine's number of the table's first
+        shard. cancel: ends it from another thread. Blocks. Raises OSError.
         """
         table = self._table
-        layout = {
-            "row_count": table.row_count,
-            "row_bytes": table.row_bytes,
-            "page_bytes": table.page_bytes,
-            "rows_per_page": table.rows_per_page,
-            "group_bytes": min(GROUP_BYTES, buffer_bytes // (len(uses) + _BUFFERS)),
-            "chunk_bytes": max(CHUNK_BYTES, table.page_bytes),
-        }
-        if capacity_rows is None:
-            capacity_rows = _core.annex_capacity(uses.native, workers, lines=lines, ahead=ahead, **layout)
-        shards = {"shard_count": len(table.shard_paths), "first_file": first_file}
-        plan = _core.plan_annex(uses.native, workers, capacity_rows=capacity_rows, **shards, **layout)
-        pages = div_ceil(plan.nbytes, table.page_bytes)
-        return Superbatch(plan, uses, self._place(pages), table.rows_per_page)
+        plan = _core.plan_annex(
+            uses.native,
+            workers,
+            cancel=cancel,
+            row_count=table.row_count,
+            row_bytes=table.row_bytes,
+            page_bytes=table.page_bytes,
+            rows_per_page=table.rows_per_page,
+            shard_count=len(table.shard_paths),
+            first_file=first_file,
+            lines=lines,
+            group_bytes=min(_GROUP_BYTES, work_bytes * 3 // 4 // _buffers(len(uses))),
+            chunk_bytes=max(table.page_bytes, min(_CHUNK_BYTES, work_bytes // 4 // _CHUNKS)),
+        )
+        return Superbatch(plan, uses)
 
     def sweep(
         self,
@@ -176,30 +165,31 @@ class Annex:
         *,
         workers: _core.Workers,
         checksums: npt.NDArray[np.uint32] | None = None,
-    ) -> _core.AnnexSweep:
-        """Begin to write the copies. checksums: uint32[page_count] of the table, to compare with."""
+        cancel: _core.Cancel | None = None,
+    ) -> dict[str, int | float]:
+        """Write the copies. engine: of the table. checksums: uint32[page_count], to compare with. Blocks.
+
+        Returns bytes_read, bytes_written, busy_s. Raises StorageError, ScratchFull.
+        """
         plan = superbatch.plan
-        runs = int(np.count_nonzero(plan.missed()))
-        writer = _core.PackWriter.create(
-            self._file.fds[: len(self.paths)],
-            threads=_WRITERS,
-            buffers=runs + _BUFFERS,
-            buffer_bytes=plan.group_bytes,
-        )
-        return _core.AnnexSweep(
+        superbatch.file = self._free.pop() if self._free else AnnexFile(self._scratch)
+        superbatch.file.scratch.reserve(plan.nbytes)
+        # Neither has a name: the frame of an error that is raised below would keep its descriptors.
+        result = _core.AnnexSweep(
             engine.native,
-            writer,
+            _core.PackWriter.create(
+                superbatch.file.scratch.fds,
+                threads=_WRITERS,
+                buffers=_buffers(plan.runs),
+                buffer_bytes=plan.group_bytes,
+            ),
             workers,
             plan,
-            chunks=CHUNKS,
+            cancel=cancel,
+            chunks=_CHUNKS,
             gap_bytes=_GAP_BYTES,
-            first_page=superbatch.first_page,
             checksums=checksums,
-        )
-
-    def finish(self, sweep: _core.AnnexSweep) -> dict[str, int | float]:
-        """Wait for a sweep. Returns bytes_read, bytes_written, busy_s. Raises StorageError, ScratchFull."""
-        result = sweep.wait()
+        ).wait()
         code, file, offset = result["error"], result["file"], result["offset"]
         if code and result["in_table"]:
             raise read_error(code, self._table.shard_paths[file % len(self._table.shard_paths)], offset)
@@ -210,29 +200,44 @@ class Annex:
             raise StorageError(code, f"cannot write the annex: {os.strerror(code)}", directory)
         return {name: result[name] for name in ("bytes_read", "bytes_written", "busy_s")}
 
-    def release(self) -> None:
-        """Free the oldest superbatch's place. The cache must have forgotten its pages."""
-        self._live.popleft()
+    def reader(
+        self, superbatch: Superbatch, memory: _core.RunMemory, form: RowForm, *, workers: _core.Workers
+    ) -> _core.RunReader:
+        """Begin to read a superbatch that is swept. form: of the rows that come out."""
+        assert superbatch.file is not None
+        return _core.RunReader(
+            superbatch.file.engine.native,
+            workers,
+            memory,
+            superbatch.uses.native,
+            superbatch.plan,
+            stored_as=form.stored_as,
+            wanted_as=form.wanted_as,
+            row_values=form.values,
+            scales=form.scales,
+        )
+
+    def release(self, superbatch: Superbatch, *, bad: bool = False) -> None:
+        """Its scratch may be used again, unless it is bad. It must not be read any more. Idempotent."""
+        superbatch.uses.close()
+        file, superbatch.file = superbatch.file, None
+        if file is not None and bad:
+            file.close()
+        elif file is not None:
+            self._free.append(file)
 
     def close(self) -> None:
-        """Give the scratch back. Idempotent. No read may be in flight."""
-        self._file.close()
+        """Give the scratch back of superbatches that were released. Idempotent."""
+        while self._free:
+            self._free.pop().close()
 
-    def _place(self, pages: int) -> int:
-        """Where so many pages fit: after the newest superbatch, else at the beginning."""
-        first = 0
-        if self._live:
-            oldest, newest_end = self._live[0][0], self._live[-1][1]
-            wrapped = self._live[-1][0] < oldest
-            first = newest_end
-            if not wrapped and newest_end + pages > self.pages:
-                first = 0
-                wrapped = True
-            room = (oldest if wrapped else self.pages) - first
-        else:
-            room = self.pages
-        if pages > room:
-            reason = f"the annex has room for {room} of the {pages} pages that a superbatch needs"
-            raise ScratchFull(errno.ENOSPC, reason, str(self._scratch))
-        self._live.append((first, first + pages))
-        return first
+
+def _buffers(runs: int) -> int:
+    """Write buffers of a sweep: each run has one, and others are written."""
+    return runs + max(4, min(48, runs // 4))
+
+
+def pieces_of(memory_bytes: int, tables: int) -> tuple[int, int]:
+    """(number, bytes) of the pieces of each table, of a loader with so much memory."""
+    nbytes = max(1 << 16, min(_PIECE_BYTES, memory_bytes // 64 // tables))
+    return max(2, min(_PIECES, memory_bytes // 16 // tables // nbytes)), nbytes

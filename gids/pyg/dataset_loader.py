@@ -164,7 +164,7 @@ class DatasetLoader(EpochLoader):
 
 
 class LoaderEpoch(Iterator[Any]):
-    """One epoch of a loader. After a StorageError it continues with the next minibatch."""
+    """One epoch of a loader."""
 
     def __init__(
         self, epoch: SampledEpoch, data: MinibatchData, transform: Callable[[Any], Any] | None

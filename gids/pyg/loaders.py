@@ -63,7 +63,7 @@ class NeighborLoader(DatasetLoader):
 
     Raises the errors of gids.NodeLoader; TypeError for data in memory; ValueError for an argument of PyG that
     is not supported; KeyError and ValueError if weight_attr is not a table of weights. While iterating:
-    StorageError concerns one minibatch.
+    StorageError, when its minibatch is due. An error ends the epoch, which ``state_dict()`` resumes.
     """
 
     def __init__(

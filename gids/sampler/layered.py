@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.closing import OwnLock
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler.device.sampling import Dependency, DeviceSampler, Started
@@ -76,7 +76,7 @@ class LayeredSampler(ABC):
         self._host: _core.HostSampler | None = None
         self._freed_bytes = 0
         self._devices: dict[Device, DeviceSampler] = {}
-        self._lock = OwnLock()  # one minibatch at a time uses the scratch memory
+        self._lock = threading.Lock()  # one minibatch at a time uses the scratch memory
 
     def sample(
         self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: Seed = None, epoch: int = 0, step: int = 0
@@ -365,13 +365,12 @@ class LayeredSampler(ABC):
                 object.__setattr__(self, name, value)
             else:
                 vars(self)[name] = value
-        self._lock = OwnLock()
+        self._lock = threading.Lock()
 
     def _host_sampler(self) -> _core.HostSampler:
-        host = self._host  # which another thread may free
-        if host is None:
-            host = self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
-        return host
+        if self._host is None:
+            self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
+        return self._host
 
     def _on_host(
         self,

@@ -12,7 +12,7 @@ void bind_cuda(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
 void bind_packs(nanobind::module_& m);
-void bind_annex(nanobind::module_& m);
+void bind_packs(nanobind::module_& m);
 void bind_place(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 }  // namespace gids

@@ -42,7 +42,6 @@ using Ids = nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using PageNumbers = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<u8, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 std::span<const i64> span_of(const Ids& a) { return {a.data(), a.size()}; }
@@ -134,8 +133,7 @@ class OwningCache {
   OwningCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, u64 row_count, u32 row_bytes,
               u32 page_bytes, u32 rows_per_page, u32 shard_count, u32 first_file, u32 lines, const std::string& policy,
               u64 seed, std::optional<Bytes> heat, bool keep, std::optional<Checksums> checksums, u64 stored_as,
-              u64 wanted_as, u32 row_values, std::optional<Scales> scales, u64 annex_pages, u32 annex_file,
-              u32 annex_files)
+              u64 wanted_as, u32 row_values, std::optional<Scales> scales)
       : checksums_(std::move(checksums)), scales_(std::move(scales)) {
     CacheOptions o;
     o.lines = lines;
@@ -148,8 +146,7 @@ class OwningCache {
     o.form.to = static_cast<ValueType>(wanted_as);
     o.form.values = row_values;
     if (scales_) o.form.scales = {scales_->data(), scales_->size()};
-    const Geometry g{row_count,   row_bytes,  page_bytes, rows_per_page, shard_count, first_file,
-                     annex_pages, annex_file, annex_files};
+    const Geometry g{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file};
     cache_ = std::make_unique<PageCache>(std::move(engine), std::move(workers), g, o);
   }
   ~OwningCache() {
@@ -177,38 +174,29 @@ class OwningCache {
     return cache_->planner().step(step).pages.size();
   }
 
-  void plan(u64 step, Ids ids, std::optional<Rows> out) {
+  void plan(u64 step, Ids ids, Rows out) {
     refuse_forked();
-    if (out) check_output(ids, *out);
+    check_output(ids, out);
     Clock clock(plan_s_);
     {
       nb::gil_scoped_release release;
-      cache_->plan(step, span_of(ids), out ? bytes_of(*out) : nullptr);
+      cache_->plan(step, span_of(ids), bytes_of(out));
     }
-    const bool late = !out;
-    held_.insert_or_assign(step, Held{std::move(ids), std::move(out), late});
+    held_.insert_or_assign(step, Held{std::move(ids), std::move(out)});
     publish();
   }
 
-  void gather_ready(u64 step, std::optional<Rows> out) {
+  void gather_ready(u64 step) {
     refuse_forked();
-    std::byte* late_out = nullptr;
-    if (out) {
-      const auto held = held_.find(step);
-      if (held == held_.end()) throw nb::value_error("out: the step is not planned");
-      if (!held->second.late) throw nb::value_error("out: plan() already got the output");
-      check_output(held->second.ids, *out);
-      late_out = bytes_of(*out);
-      held->second.out = std::move(out);
-    }
     {
       Clock clock(gather_s_);
       nb::gil_scoped_release release;
-      cache_->gather_ready(step, late_out);
+      cache_->gather_ready(step);
     }
     publish();
   }
 
+  bool ready(u64 step) { return cache_->wait_for(step, 0); }
   void wait(u64 step) {
     refuse_forked();
     Clock clock(wait_s_);
@@ -225,11 +213,9 @@ class OwningCache {
 
   nb::list gather_rest(u64 step) {
     refuse_forked();
-    const auto held = held_.find(step);
-    const bool late = held != held_.end() && held->second.late;
     std::vector<Failure> failures;
     {
-      Clock clock(late ? wait_s_ : gather_s_);  // a late output is still being read into
+      Clock clock(gather_s_);
       nb::gil_scoped_release release;
       failures = cache_->gather_rest(step, heed_signals);
     }
@@ -246,29 +232,6 @@ class OwningCache {
     held_.erase(step);
     publish();
   }
-
-  void expect(u64 first_page, const Bytes& keeps) {
-    refuse_forked();
-    nb::gil_scoped_release release;
-    cache_->expect(first_page, {keeps.data(), keeps.size()});
-  }
-  void forget(u64 first_page, const PageNumbers& pages) {
-    refuse_forked();
-    {
-      nb::gil_scoped_release release;
-      cache_->forget(first_page, {pages.data(), pages.size()});
-    }
-    publish();
-  }
-  void forget_all(u64 first_page, u64 count) {
-    refuse_forked();
-    {
-      nb::gil_scoped_release release;
-      cache_->forget_all(first_page, count);
-    }
-    publish();
-  }
-  u64 annex_row() const { return cache_->geometry().annex_row(); }
 
   // Two threads may call it: one drops the stream whose steps are live, and another one frees the cache.
   u64 cancel() {
@@ -320,8 +283,7 @@ class OwningCache {
  private:
   struct Held {
     Ids ids;
-    std::optional<Rows> out;
-    bool late;
+    Rows out;
   };
 
   static std::byte* bytes_of(const Rows& rows) { return reinterpret_cast<std::byte*>(rows.data()); }
@@ -375,8 +337,6 @@ void bind_cache(nb::module_& m) {
   m.attr("LISTS_BYTES") = Planner::least_line_bytes();
   m.attr("PLANNED_ROW_BYTES") = cache::planned_row_bytes;
   m.attr("PLANNING_ROW_BYTES") = cache::planning_row_bytes;
-  m.attr("LOAD_BYTES") = cache::load_bytes;
-  m.attr("LATE_ROWS") = cache::late_parts * cache::late_rows;
   m.attr("MAX_LINES") = word::line_mask;
   m.attr("VALUE_TYPES") = value_types();
   m.attr("DEVICE_POLICIES") = device_policies();
@@ -440,26 +400,19 @@ void bind_cache(nb::module_& m) {
   nb::class_<OwningCache>(m, "PageCache", "One table's cache in host memory. See gids.cache.")
       .def(nb::init<std::shared_ptr<io::Engine>, std::shared_ptr<Workers>, u64, u32, u32, u32, u32, u32, u32,
                     const std::string&, u64, std::optional<Bytes>, bool, std::optional<Checksums>, u64, u64, u32,
-                    std::optional<Scales>, u64, u32, u32>(),
+                    std::optional<Scales>>(),
            "engine"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a,
            "shard_count"_a, "first_file"_a, "lines"_a, "policy"_a, "seed"_a = 0,
            nb::arg("heat").noconvert() = nb::none(), "keep"_a = false, nb::arg("checksums").noconvert() = nb::none(),
-           "stored_as"_a = 0, "wanted_as"_a = 0, "row_values"_a = 0, nb::arg("scales").noconvert() = nb::none(),
-           "annex_pages"_a = 0, "annex_file"_a = 0, "annex_files"_a = 1)
+           "stored_as"_a = 0, "wanted_as"_a = 0, "row_values"_a = 0, nb::arg("scales").noconvert() = nb::none())
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
-      .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),
-           "out: the step's output. None: gather_ready() gets it.")
-      .def("gather_ready", &OwningCache::gather_ready, "step"_a, nb::arg("out").noconvert() = nb::none())
+      .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), "out"_a.noconvert())
+      .def("gather_ready", &OwningCache::gather_ready, "step"_a)
       .def("wait", &OwningCache::wait, "step"_a)
+      .def("ready", &OwningCache::ready, "step"_a, "Whether wait() would return at once.")
       .def("gather_rest", &OwningCache::gather_rest, "step"_a)
       .def("retire", &OwningCache::retire, "step"_a)
-      .def("expect", &OwningCache::expect, "first_page"_a, "keeps"_a.noconvert(),
-           "keeps: uint8 of each page of the annex from first_page on: whether it keeps its line.")
-      .def("forget", &OwningCache::forget, "first_page"_a, "pages"_a.noconvert(),
-           "Gives back the lines of pages of the annex: uint32, each plus first_page.")
-      .def("forget_all", &OwningCache::forget_all, "first_page"_a, "count"_a)
-      .def_prop_ro("annex_row", &OwningCache::annex_row, "The position of the annex's first row.")
       .def("cancel", &OwningCache::cancel)
       .def("read_through", &OwningCache::read_through, "ids"_a.noconvert(), "out"_a.noconvert())
       .def("audit", [](OwningCache& c) { c.planner().audit(); })

@@ -17,7 +17,6 @@ NB_MODULE(_core, m) {
   gids::bind_cache(m);
   gids::bind_bench(m);
   gids::bind_packs(m);
-  gids::bind_annex(m);
   gids::bind_place(m);
   gids::bind_sampler(m);
 }

@@ -1,27 +1,23 @@
-// gids._core: what gids.packs is made of. Checks types and shapes by signature, keeps the memory that native threads
-// read and write, releases the GIL around work.
+// gids._core: what gids.packs is made of. Checks types and shapes by signature, releases the GIL around work and
+// lets Ctrl-C through.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include <atomic>
+#include <chrono>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "bind/bind.h"
 #include "bind/fork.h"
 #include "bind/running.h"
 #include "cache/planner.h"
-#include "packs/counts.h"
-#include "packs/cutter.h"
-#include "packs/gather.h"
+#include "packs/annex_plan.h"
 #include "packs/sweep.h"
+#include "packs/run_reader.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -29,110 +25,132 @@ using namespace nb::literals;
 namespace gids {
 namespace {
 
-using packs::Counts;
-using packs::Cutter;
-using packs::PackRead;
-using packs::Priority;
-using packs::RowList;
-using packs::RowSet;
-using packs::Sweep;
+using packs::AnnexPlan;
+using packs::AnnexSweep;
+using packs::Cancel;
+using packs::RunMemory;
+using packs::RunReader;
+using packs::Uses;
 using packs::Writer;
 
 using RowIds = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<u8, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RunningAnnexSweep = Running<AnnexSweep>;
 
-std::span<const u32> span_of(const RowIds& a) { return {a.data(), a.size()}; }
+// Calls heed_signals ten times a second at most.
+class Signals {
+ public:
+  explicit Signals(const Cancel* cancel) : cancel_(cancel) {}
+  void operator()() {
+    if (cancel_ && cancel_->wanted) throw std::system_error(ECANCELED, std::generic_category(), "the plan of an annex");
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return;
+    next_ = now + std::chrono::milliseconds(100);
+    heed_signals();
+  }
 
-// Memory for packs. Python and native threads share it; a forked child does not get it.
-struct PackMemory {
-  explicit PackMemory(u64 bytes) : memory(bytes) {}
-  std::byte* at(u64 offset, u64 bytes) {
-    if (offset > memory.bytes() || bytes > memory.bytes() - offset)
-      throw std::invalid_argument("the memory for packs has " + std::to_string(memory.bytes()) + " bytes, and " +
-                                  std::to_string(bytes) + " do not fit at " + std::to_string(offset));
-    return memory.data() + offset;
-  }
-  void discard(u64 offset, u64 bytes) {
-    std::byte* const begin = at(offset, bytes);
-    const u64 page = static_cast<u64>(sysconf(_SC_PAGESIZE)), skipped = align_up(offset, page) - offset;
-    if (bytes > skipped) madvise(begin + skipped, (bytes - skipped) / page * page, MADV_DONTNEED);
-  }
-  HugeArray<std::byte> memory;
+ private:
+  const Cancel* cancel_;
+  std::chrono::steady_clock::time_point next_{};
 };
 
-// A target and the memory that it keeps. memory: None for the scratch file.
-struct BoundTarget {
-  std::shared_ptr<RowList> rows;
-  std::shared_ptr<PackMemory> memory;
-  u64 offset;
-};
-
-struct BoundTable {
-  cache::Geometry geometry;
-  std::optional<Checksums> checksums;
-  std::vector<BoundTarget> targets;
-};
-
-using RunningSweep = Running<Sweep>;
-using RunningRead = Running<PackRead>;
-
-void new_sweep(RunningSweep* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
-               std::shared_ptr<Priority> priority, const std::vector<nb::object>& tables, u32 piece_bytes, u32 pieces,
-               u32 gap_bytes, u32 threads) {
-  std::vector<packs::TableSweep> sweeps;
-  for (const nb::object& object : tables) {
-    const auto& table = nb::cast<const BoundTable&>(object);
-    packs::TableSweep& sweep = sweeps.emplace_back();
-    sweep.geometry = table.geometry;
-    if (table.checksums) {
-      if (table.checksums->size() != table.geometry.page_count())
-        throw std::invalid_argument("checksums: expected one for each page");
-      sweep.checksums = {table.checksums->data(), table.checksums->size()};
-    }
-    for (const BoundTarget& t : table.targets) {
-      const u64 bytes = t.rows->size() * table.geometry.row_bytes;
-      sweep.targets.push_back({t.rows, t.memory ? t.memory->at(t.offset, bytes) : nullptr, t.offset});
-    }
-  }
-  new (self) RunningSweep(tables, std::move(engine), std::move(writer), std::move(priority), std::move(sweeps),
-                          packs::SweepOptions{piece_bytes, pieces, gap_bytes, threads});
+u32 step_of(u64 step, u64 steps) {
+  if (step >= steps)
+    throw std::out_of_range("step " + std::to_string(step) + " of a superbatch of " + std::to_string(steps));
+  return static_cast<u32>(step);
 }
 
-nb::dict sweep_result(const RunningSweep& sweep) {
-  nb::list bad;
-  for (const packs::BadPage& page : sweep->bad_pages()) bad.append(nb::make_tuple(page.file, page.offset, page.error));
+std::shared_ptr<AnnexPlan> plan_annex(Uses& uses, cache::Workers& workers, const Cancel* cancel, u64 row_count,
+                                      u32 row_bytes, u32 page_bytes, u32 rows_per_page, u32 shard_count,
+                                      u32 first_file, u64 lines, u32 group_bytes, u32 chunk_bytes) {
+  const cache::Geometry geometry{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file};
+  nb::gil_scoped_release release;
+  return packs::plan_annex(uses, geometry, {lines, group_bytes, chunk_bytes}, workers, Signals(cancel));
+}
+
+void new_sweep(RunningAnnexSweep* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
+               std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan,
+               std::shared_ptr<Cancel> cancel, u32 chunks, u32 gap_bytes, std::optional<Checksums> checksums) {
+  packs::AnnexSweepOptions options{chunks, gap_bytes, {}, std::move(cancel)};
+  if (checksums) options.checksums = {checksums->data(), checksums->size()};
+  std::vector<nb::object> kept;
+  if (checksums) kept.push_back(nb::cast(*checksums));
+  new (self) RunningAnnexSweep(std::move(kept), std::move(engine), std::move(writer), std::move(workers),
+                               std::move(plan), options);
+}
+
+nb::dict result_of(const RunningAnnexSweep& sweep) {
+  const AnnexSweep::Result& r = sweep->result();
   nb::dict d;
-  d["error"] = sweep->error();
-  d["bad_pages"] = bad;
-  d["bytes_read"] = sweep->bytes_read();
-  d["busy_s"] = static_cast<double>(sweep->busy_ns()) * 1e-9;
+  d["error"] = r.error;
+  d["in_table"] = r.failed == AnnexSweep::Failed::table;
+  d["in_annex"] = r.failed == AnnexSweep::Failed::annex;
+  d["file"] = r.file;
+  d["offset"] = r.offset;
+  d["bytes_read"] = r.bytes_read;
+  d["bytes_written"] = r.bytes_written;
+  d["busy_s"] = static_cast<double>(r.busy_ns) * 1e-9;
   return d;
 }
 
-using Holders = std::vector<std::tuple<std::shared_ptr<RowSet>, std::shared_ptr<PackMemory>, u64>>;
+using RunningReader = Running<RunReader>;
 
-std::tuple<u64, bool> gather(cache::Workers& workers, RowIds ids, const Holders& holders, u32 row_bytes, u64 stored_as,
-                             u64 wanted_as, u32 row_values, std::optional<Scales> scales, Rows out) {
-  cache::RowForm form;
-  form.from = static_cast<ValueType>(stored_as);
-  form.to = static_cast<ValueType>(wanted_as);
-  form.row_bytes = row_bytes;
-  form.values = row_values;
-  if (scales) form.scales = {scales->data(), scales->size()};
-  form.validate();
-  if (out.shape(0) != ids.size() || out.shape(1) != form.out_row_bytes())
-    throw std::invalid_argument("out: expected " + std::to_string(ids.size()) + " rows of " +
-                                std::to_string(form.out_row_bytes()) + " bytes");
-  std::vector<packs::Holder> found;
-  for (const auto& [rows, memory, offset] : holders)
-    found.push_back({rows.get(), memory->at(offset, rows->size() * row_bytes)});
+void new_reader(RunningReader* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<cache::Workers> workers,
+                std::shared_ptr<RunMemory> memory, std::shared_ptr<Uses> uses, std::shared_ptr<AnnexPlan> plan,
+                u64 stored_as, u64 wanted_as, u32 row_values, std::optional<Scales> scales) {
+  cache::RowForm form{static_cast<ValueType>(stored_as), static_cast<ValueType>(wanted_as), plan->geometry.row_bytes,
+                      row_values};
+  std::vector<nb::object> kept;
+  if (scales) {
+    form.scales = {scales->data(), scales->size()};
+    kept.push_back(nb::cast(*scales));
+  }
+  new (self) RunningReader(std::move(kept), std::move(engine), std::move(workers), std::move(memory), std::move(uses),
+                           std::move(plan), form);
+}
+
+nb::tuple read_step(RunningReader& reader, std::optional<Rows> out) {
+  if (out && (out->shape(0) != reader->next_uses() || out->shape(1) != reader->out_row_bytes()))
+    throw std::invalid_argument("out: expected uint8[" + std::to_string(reader->next_uses()) + ", " +
+                                std::to_string(reader->out_row_bytes()) + "]");
+  RunReader::Result r;
+  {
+    nb::gil_scoped_release release;
+    r = reader->read(out ? reinterpret_cast<std::byte*>(out->data()) : nullptr, Signals(nullptr));
+  }
+  return nb::make_tuple(r.error, r.file, r.offset, r.overflowed);
+}
+
+void numbers(RunningReader& reader, Numbers sources, Numbers keeps) {
+  if (sources.size() != reader->next_uses() || keeps.size() != reader->next_copies())
+    throw std::invalid_argument("expected uint32[" + std::to_string(reader->next_uses()) + "] and uint32[" +
+                                std::to_string(reader->next_copies()) + "]");
   nb::gil_scoped_release release;
-  for (const u32 id : span_of(ids))
-    for (const packs::Holder& holder : found)
-      if (id >= holder.rows->row_count()) throw std::out_of_range("a row is outside its table");
-  return packs::gather(workers, span_of(ids), found, form, reinterpret_cast<std::byte*>(out.data()));
+  reader->numbers({sources.data(), sources.size()}, {keeps.data(), keeps.size()});
+}
+
+nb::tuple next_piece(RunningReader& reader) {
+  RunReader::View v;
+  {
+    nb::gil_scoped_release release;
+    v = reader->next_piece(Signals(nullptr));
+  }
+  const RunReader::Result& r = v.result;
+  return nb::make_tuple(r.error, r.file, r.offset, reinterpret_cast<u64>(v.memory), v.first, v.rows);
+}
+
+nb::dict stats_of(const RunningReader& reader) {
+  const RunReader::Stats& s = reader->stats();
+  nb::dict d;
+  d["steps"] = s.steps;
+  d["rows"] = s.rows;
+  d["bytes_read"] = s.bytes_read;
+  d["wait_s"] = static_cast<double>(s.wait_ns) * 1e-9;
+  d["gather_s"] = static_cast<double>(s.gather_ns) * 1e-9;
+  return d;
 }
 
 }  // namespace
@@ -145,135 +163,46 @@ void bind_packs(nb::module_& m) {
           cache::Planner::check({ids.data(), ids.size()}, row_count);
         },
         "ids"_a.noconvert(), "row_count"_a, "Raises IndexError for an id out of range.");
-  m.def("row_set_bytes", &RowSet::bytes_of, "row_count"_a, "Bytes of a RowSet over a table of this many rows.");
 
-  nb::class_<RowSet>(m, "RowSet", "Rows of a table that a pack holds.")
-      .def("__init__", [](RowSet*, u64) { throw nb::type_error("use RowSet.create"); })
-      .def_static("create", [](u64 rows) { return std::make_shared<RowSet>(rows); }, "row_count"_a)
-      .def("insert",
-           [](RowSet& set, const RowIds& rows, const RowSet* without) {
+  m.attr("ANNEX_MOST_STEPS") = packs::note::most_steps;
+  m.attr("ANNEX_RANGES") = packs::ranges_max;
+  m.attr("ANNEX_USE_BYTES") = Uses::use_bytes;
+  m.def("annex_row_bytes", &packs::stride_of, "row_bytes"_a, "Bytes of a row in an annex, and in a line.");
+
+  nb::class_<Uses>(m, "RowUses", "The rows of a table that each minibatch of a superbatch uses, in a file.")
+      .def("__init__", [](Uses*, int, u64) { throw nb::type_error("use RowUses.create"); })
+      .def_static("create", [](int fd, u64 row_count) { return std::make_shared<Uses>(fd, row_count); }, "fd"_a,
+                  "row_count"_a)
+      .def("append",
+           [](Uses& uses, const RowIds& rows) {
              nb::gil_scoped_release release;
-             for (const u32 row : span_of(rows)) {
-               if (row >= set.row_count()) throw std::out_of_range("a row is outside its table");
-               if (!without || !without->contains(row)) set.insert(row);
-             }
+             uses.append({rows.data(), rows.size()});
            },
-           "rows"_a.noconvert(), "without"_a.none() = nb::none(), "Inserts rows that the other set does not contain.")
-      .def("clear", &RowSet::clear, nb::call_guard<nb::gil_scoped_release>())
-      .def("seal", &RowSet::seal, nb::call_guard<nb::gil_scoped_release>())
-      .def("rows",
-           [](const RowSet& set) {
-             std::vector<u32> found;
-             set.each(0, set.row_count(), [&](u64 row) { found.push_back(static_cast<u32>(row)); });
-             return found;
-           },
-           "Ascending.")
-      .def("words",
-           [](const RowSet& set) {
-             return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(set.ranked().words, {set.word_count()},
-                                                                   nb::find(&set));
-           },
-           "uint64[ceil(row_count / 64)]: a bit for each row. A view.")
-      .def("ranks",
-           [](const RowSet& set) {
-             if (!set.sealed()) throw std::invalid_argument("a set has ranks once it is sealed");
-             return nb::ndarray<nb::numpy, const u32, nb::ndim<1>>(set.ranked().ranks, {set.word_count()},
-                                                                   nb::find(&set));
-           },
-           "uint32 for each word: rows of the set in the words before it. A view of a sealed set.")
-      .def("__len__", &RowSet::size)
-      .def_prop_ro("nbytes", &RowSet::bytes);
+           "rows"_a.noconvert(), "The rows of the next step, which may repeat.")
+      .def("count", [](const Uses& uses, u64 step) { return uses.size(step_of(step, uses.steps())); }, "step"_a)
+      .def("__len__", &Uses::steps)
+      .def_prop_ro("uses", [](const Uses& uses) { return uses.size(); })
+      .def_prop_ro("longest", &Uses::longest, "Uses of the step that has most.");
 
-  nb::class_<RowList>(m, "RowList", "The rows of a pack that waits.")
-      .def("__init__", [](RowList*, const RowSet&) { throw nb::type_error("use RowList.create"); })
-      .def_static("create",
-                  [](const RowSet& rows, u64 skipped, std::optional<u64> count) {
-                    nb::gil_scoped_release release;
-                    if (skipped > rows.size() || count.value_or(0) > rows.size() - skipped)
-                      throw std::invalid_argument("the set has fewer rows");
-                    return std::make_shared<RowList>(rows, skipped, count.value_or(rows.size() - skipped));
-                  },
-                  "rows"_a, "skipped"_a = 0, "count"_a = nb::none(),
-                  "count of the rows, without the first skipped ones.")
-      .def("to_set",
-           [](const RowList& list) {
-             nb::gil_scoped_release release;
-             auto set = std::make_shared<RowSet>(list.row_count());
-             list.insert_into(*set);
-             set->seal();
-             return set;
-           },
-           "Sealed.")
-      .def("__len__", &RowList::size)
-      .def_prop_ro("nbytes", &RowList::bytes);
+  nb::class_<Cancel>(m, "Cancel", "Ends plan_annex() and an AnnexSweep from another thread.")
+      .def("__init__", [](Cancel*) { throw nb::type_error("use Cancel.create"); })
+      .def_static("create", [] { return std::make_shared<Cancel>(); })
+      .def("cancel", [](Cancel& cancel) { cancel.wanted = true; });
 
-  nb::class_<Counts>(m, "Counts", "How many minibatches want each row of a table.")
-      .def("__init__", [](Counts*, u64) { throw nb::type_error("use Counts.create"); })
-      .def_static("create", [](u64 rows) { return std::make_shared<Counts>(rows); }, "row_count"_a)
-      .def("add",
-           [](Counts& counts, const RowIds& rows) {
-             nb::gil_scoped_release release;
-             return counts.add(span_of(rows));
-           },
-           "rows"_a.noconvert(), "Counts a minibatch's rows, each once; returns how many distinct ones it has.")
-      .def("histogram", &Counts::histogram, nb::call_guard<nb::gil_scoped_release>())
-      .def("hottest",
-           [](const Counts& counts, u64 rows) {
-             nb::gil_scoped_release release;
-             return std::make_shared<RowSet>(counts.set_of(counts.hottest(rows)));
-           },
-           "rows"_a, "The most wanted rows, sealed; of equally wanted ones the first.")
-      .def_prop_ro("nbytes", &Counts::bytes);
+  nb::class_<AnnexPlan>(m, "AnnexPlan", "Which copies of rows an annex has, and how long lines keep them.")
+      .def("__init__", [](AnnexPlan*) { throw nb::type_error("use plan_annex"); })
+      .def_prop_ro("copies", [](const AnnexPlan& plan) { return plan.copies; })
+      .def_prop_ro("kept", [](const AnnexPlan& plan) { return plan.kept; }, "Copies that lines keep.")
+      .def_prop_ro("runs", &AnnexPlan::runs, "Steps with copies.")
+      .def_prop_ro("group_bytes", &AnnexPlan::group_bytes,
+                   "Of a buffer that the sweep needs for each run, and for one more.")
+      .def_prop_ro("nbytes", &AnnexPlan::bytes, "Of the annex.");
 
-  nb::class_<Cutter>(m, "Cutter", "Cuts minibatches into packs.")
-      .def("__init__",
-           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes,
-              u64 lists_bytes, bool parts) {
-             std::vector<packs::Space> of;
-             for (const auto& [resident, row_bytes] : spaces) of.push_back({resident, row_bytes});
-             new (self) Cutter(std::move(of), pack_bytes, lists_bytes, parts);
-           },
-           "spaces"_a, "pack_bytes"_a, nb::kw_only(), "lists_bytes"_a = 0, "parts"_a = false,
-           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, which take at "
-           "most so many. parts: a minibatch that does not fit in a pack is cut into several.")
-      .def("add",
-           [](Cutter& cutter, const std::vector<RowIds>& rows) {
-             std::vector<std::span<const u32>> of;
-             for (const RowIds& a : rows) of.push_back(span_of(a));
-             if (of.size() != cutter.space_count()) throw std::invalid_argument("rows: expected those of each space");
-             nb::gil_scoped_release release;
-             cutter.add(of);
-           },
-           "rows"_a)
-      .def("packs",
-           [](const Cutter& cutter) {
-             std::vector<std::tuple<u64, std::vector<u64>>> found;
-             for (auto& pack : cutter.packs()) found.emplace_back(pack.end, std::move(pack.rows));
-             return found;
-           },
-           "(the minibatch after its last one, rows of each space) of each pack.")
-      .def("take_lists", &Cutter::take_lists, nb::call_guard<nb::gil_scoped_release>(),
-           "After the last minibatch: RowLists of each space of the first packs.")
-      .def_prop_ro("largest_bytes", &Cutter::largest_bytes);
+  m.def("plan_annex", &plan_annex, "uses"_a, "workers"_a, nb::kw_only(), "cancel"_a.none() = nb::none(), "row_count"_a,
+        "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a, "shard_count"_a, "first_file"_a, "lines"_a, "group_bytes"_a,
+        "chunk_bytes"_a, "Plans the copies for a cache of so many lines. The uses become what a RunReader does.");
 
-  nb::class_<PackMemory>(m, "PackMemory", "Memory for packs.")
-      .def("__init__", [](PackMemory*, u64) { throw nb::type_error("use PackMemory.create"); })
-      .def_static("create", [](u64 bytes) { return share_here<PackMemory>(bytes); }, "nbytes"_a)
-      .def("bytes",
-           [](PackMemory& memory) {
-             return nb::ndarray<nb::numpy, u8, nb::ndim<1>>(reinterpret_cast<u8*>(memory.memory.data()),
-                                                            {memory.memory.bytes()}, nb::find(&memory));
-           },
-           "uint8[nbytes]: a view.")
-      .def("discard", [](PackMemory& memory, u64 at, u64 bytes) { memory.discard(at, bytes); }, "at"_a, "nbytes"_a,
-           "Gives whole pages of memory back until they are written again. Their contents are lost.")
-      .def_prop_ro("nbytes", [](const PackMemory& memory) { return memory.memory.bytes(); });
-
-  nb::class_<Priority>(m, "Priority", "Lets reads of packs go before a sweep.")
-      .def("__init__", [](Priority*) { throw nb::type_error("use Priority.create"); })
-      .def_static("create", [] { return std::make_shared<Priority>(); });
-
-  nb::class_<Writer>(m, "PackWriter", "Writes packs to a scratch file.")
+  nb::class_<Writer>(m, "PackWriter", "Writes the copies to a scratch file.")
       .def("__init__", [](Writer*) { throw nb::type_error("use PackWriter.create"); })
       .def_static("create",
                   [](const std::vector<int>& fds, u32 threads, u32 buffers, u64 buffer_bytes) {
@@ -281,58 +210,47 @@ void bind_packs(nb::module_& m) {
                     return share_here<Writer>(fds, threads, buffers, buffer_bytes);
                   },
                   "fds"_a, nb::kw_only(), "threads"_a, "buffers"_a, "buffer_bytes"_a,
-                  "fds: of the files that the scratch file is striped over.")
-      .def_prop_ro("failed_file", &Writer::failed_file, "The file that the first error is of; 0 without one.")
-      .def_prop_ro("bytes_written", &Writer::bytes_written);
+                  "fds: of the files that the scratch file is striped over.");
 
-  nb::class_<BoundTable>(m, "SweepTable", "A table of a sweep, and where its rows go.")
-      .def("__init__",
-           [](BoundTable* self, u64 row_count, u32 row_bytes, u32 page_bytes, u32 rows_per_page, u32 shard_count,
-              u32 first_file, std::optional<Checksums> checksums,
-              const std::vector<std::tuple<std::shared_ptr<RowList>, std::shared_ptr<PackMemory>, u64>>& targets) {
-             new (self) BoundTable{{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file},
-                                    std::move(checksums),
-                                    {}};
-             for (const auto& [rows, memory, offset] : targets) self->targets.push_back({rows, memory, offset});
-           },
-           nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a, "shard_count"_a,
-           "first_file"_a, nb::arg("checksums").noconvert() = nb::none(), "targets"_a,
-           "targets: (RowList, PackMemory, or None for the scratch file, offset) of each.");
+  nb::class_<RunningAnnexSweep>(m, "AnnexSweep", "Makes the copies of a plan, in a thread.")
+      .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(),
+           "cancel"_a.none() = nb::none(), "chunks"_a,
+           "gap_bytes"_a, nb::arg("checksums").noconvert() = nb::none())
+      .def("wait", [](RunningAnnexSweep& sweep) { wait(*sweep); return result_of(sweep); },
+           "Blocks. Returns error (an errno or 0), in_table or in_annex, file, offset, bytes_read, bytes_written and "
+           "busy_s.");
 
-  nb::class_<RunningSweep>(m, "Sweep", "Copies wanted rows of tables to packs, in a thread.")
-      .def("__init__", &new_sweep, "engine"_a, "writer"_a.none(), "priority"_a, "tables"_a, nb::kw_only(),
-           "piece_bytes"_a, "pieces"_a, "gap_bytes"_a, "threads"_a)
-      .def("cancel", [](RunningSweep& sweep) { sweep->cancel(); })
-      .def_prop_ro("ended", [](RunningSweep& sweep) { return sweep->wait_for(0); })
-      .def("wait", [](RunningSweep& sweep) { wait(*sweep); return sweep_result(sweep); },
-           "Blocks. Returns error (an errno or 0), bad_pages [(file, offset, errno)], bytes_read, busy_s.");
+  nb::class_<RunMemory>(m, "RunMemory", "Memory for the rows that a RunReader keeps, and for pieces of its runs.")
+      .def("__init__", [](RunMemory*, u64, u32, u32, u64) { throw nb::type_error("use RunMemory.create"); })
+      .def_static("create",
+                  [](u64 lines, u32 row_bytes, u32 pieces, u64 piece_bytes, bool lines_here) {
+                    return std::make_shared<RunMemory>(lines, row_bytes, pieces, piece_bytes, lines_here);
+                  },
+                  nb::kw_only(), "lines"_a, "row_bytes"_a, "pieces"_a, "piece_bytes"_a, "lines_here"_a = true)
+      .def_prop_ro("lines", &RunMemory::lines)
+      .def_prop_ro("pieces", &RunMemory::pieces)
+      .def_prop_ro("pieces_address", [](RunMemory& m) { return reinterpret_cast<u64>(m.piece(0)); })
+      .def_prop_ro("pieces_bytes", &RunMemory::pieces_bytes)
+      .def_prop_ro("nbytes", &RunMemory::bytes);
 
-  nb::class_<RunningRead>(m, "PackRead", "Reads a part of a file into PackMemory, in the background.")
-      .def("__init__",
-           [](RunningRead* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Priority> priority, u32 file,
-              u64 offset, nb::object memory, u64 at, u64 bytes, u32 files) {
-             if (!files) throw std::invalid_argument("files must be 1 or more");
-             std::byte* const to = nb::cast<PackMemory&>(memory).at(at, bytes);
-             new (self) RunningRead({memory}, std::move(engine), std::move(priority), file, offset, to, bytes,
-                                    packs::Stripes{files});
-           },
-           "engine"_a, "priority"_a, "file"_a, "offset"_a, "memory"_a, "at"_a, "nbytes"_a, nb::kw_only(),
-           "files"_a = 1, "files: that it is striped over, from `file` on.")
-      .def_prop_ro("ended", [](RunningRead& read) { return read->wait_for(0); })
-      .def_prop_ro("busy_s", [](RunningRead& read) { return static_cast<double>(read->busy_ns()) * 1e-9; })
-      .def("wait",
-           [](RunningRead& read) {
-             wait(*read);
-             std::vector<std::tuple<u64, u64, int>> bad;
-             for (const auto& b : read->bad()) bad.emplace_back(b.begin, b.end, b.error);
-             return bad;
-           },
-           "Blocks. Returns the bytes that could not be read: [(begin, end, errno)].");
-
-  m.def("gather_packed", &gather, "workers"_a, "ids"_a.noconvert(), "holders"_a, nb::kw_only(), "row_bytes"_a,
-        "stored_as"_a, "wanted_as"_a, "row_values"_a, nb::arg("scales").noconvert() = nb::none(), "out"_a.noconvert(),
-        "Copies rows from the first (RowSet, PackMemory, offset) that has them. Returns how many none has, and whether "
-        "a finite value became infinite.");
+  nb::class_<RunningReader>(m, "RunReader", "Reads the steps of a superbatch from its annex, in their order.")
+      .def("__init__", &new_reader, "engine"_a, "workers"_a, "memory"_a, "uses"_a, "plan"_a, nb::kw_only(),
+           "stored_as"_a, "wanted_as"_a, "row_values"_a, nb::arg("scales").noconvert() = nb::none())
+      .def("read", &read_step, nb::arg("out").noconvert().none(),
+           "The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. None: only keeps what "
+           "later steps need. Returns (an errno or 0, file, offset, whether a finite value became infinite).")
+      .def_prop_ro("next_step", [](RunningReader& reader) { return reader->next_step(); })
+      .def_prop_ro("next_uses", [](RunningReader& reader) { return reader->next_uses(); })
+      .def_prop_ro("next_copies", [](RunningReader& reader) { return reader->next_copies(); })
+      .def("numbers", &numbers, "sources"_a.noconvert(), "keeps"_a.noconvert(),
+           "Where lines are elsewhere: of the next step, for each use its line, or 2^31 + the row of the run; for each "
+           "row of the run the line that keeps it, or 2^32 - 1.")
+      .def("next_piece", &next_piece,
+           "Then rows of its run: (an errno or 0, file, offset, address, first row, rows). Blocks.")
+      .def("free_piece", [](RunningReader& reader) { reader->free_piece(); },
+           "The memory of the oldest piece that came is read into again.")
+      .def("end_step", [](RunningReader& reader) { reader->end_step(); })
+      .def("stats", &stats_of);
 }
 
 }  // namespace gids

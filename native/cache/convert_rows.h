@@ -34,7 +34,6 @@ struct RowForm {
 
 // Writes the rows at from[i] to to[i] in that form. streaming: as for copy_rows. Returns whether a finite value became
 // infinite.
-[[nodiscard]] bool convert_rows(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows,
-                                bool streaming);
+bool convert_rows(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows, bool streaming);
 
 }  // namespace gids::cache

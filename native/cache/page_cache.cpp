@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cache/copy.h"
-#include "cache/dense_order.h"
 #include "store/crc32c.h"
 #include "store/mapped_file.h"
 
@@ -60,28 +59,21 @@ class PageCache::Fill final : public io::Batch {
 
   void add_loads(const Planner& planner, const PageList& pages) {
     const u32 bytes = cache_.geometry_.page_bytes;
-    const std::span<const Load> loads = planner.loads();
-    const std::vector<u32> places = dense_order(loads.size(), [&](size_t i) { return pages[loads[i].index]; });
-    reads.reserve(loads.size() + (out_ ? planner.bypassed().size() : 0));
-    reads.resize(loads.size());
-    for (size_t i = 0; i < loads.size(); ++i)
-      reads[places.empty() ? i : places[i]] =
-          read_of(pages[loads[i].index], 0, bytes, cache_.lines_->data() + size_t{loads[i].line} * bytes,
-                  is_load | loads[i].line);
+    reads.reserve(planner.loads().size() + (out_ ? planner.bypassed().size() : 0));
+    for (const Load& l : planner.loads())
+      add_read(pages[l.index], 0, bytes, cache_.lines_->data() + size_t{l.line} * bytes, is_load | l.line);
   }
 
   // Groups the positions by page, so that each page is read once.
   void add_rows(std::vector<u32> positions) {
+    const Geometry& g = cache_.geometry_;
     positions_ = std::move(positions);
-    auto before = [&](u32 a, u32 b) { return ids_[a] < ids_[b]; };  // pages are in the order of their rows
-    if (!std::is_sorted(positions_.begin(), positions_.end(), before)) {
-      const auto id = [&](size_t i) { return static_cast<u64>(ids_[positions_[i]]); };
-      const std::vector<u32> places = dense_order(positions_.size(), id);
-      std::vector<u32> sorted(places.size());
-      for (size_t i = 0; i < places.size(); ++i) sorted[places[i]] = positions_[i];
-      if (places.empty()) std::sort(positions_.begin(), positions_.end(), before);
-      else positions_.swap(sorted);
-    }
+    auto before = [&](u32 a, u32 b) {
+      const u64 pa = g.page_of(ids_[a]), pb = g.page_of(ids_[b]);
+      return pa != pb ? pa < pb : ids_[a] < ids_[b];
+    };
+    if (!std::is_sorted(positions_.begin(), positions_.end(), before))
+      std::sort(positions_.begin(), positions_.end(), before);
     const u32 n = static_cast<u32>(positions_.size());
     auto starts_page = [&](u32 i) { return i == 0 || page_of(i) != page_of(i - 1); };
     size_t pages = 0;
@@ -95,41 +87,12 @@ class PageCache::Fill final : public io::Batch {
     add_page_reads();
   }
 
-  // Neighbors are read together, into the engine's staging, where they are many: the pages of a run are. The reads are
-  // complete, and not yet submitted.
-  void join_neighbors() {
-    const u64 most = cache_.engine_->staging_bytes();
-    if (!most || !std::is_sorted(reads.begin(), reads.end(), in_file)) return;
-    std::vector<io::Read> joined;
-    for (size_t begin = 0, end; begin < reads.size(); begin = end) {
-      const io::Read& first = reads[begin];
-      u64 bytes = first.bytes;
-      for (end = begin + 1; end < reads.size(); ++end) {
-        const io::Read& r = reads[end];
-        if (r.file != first.file || r.offset != first.offset + bytes || bytes + r.bytes > most) break;
-        bytes += r.bytes;
-      }
-      if (bytes >= joined_bytes && end - begin > 1) {
-        joined.push_back({first.offset, nullptr, static_cast<u32>(bytes), first.file, is_joined | parts_.size()});
-        parts_.insert(parts_.end(), reads.begin() + static_cast<std::ptrdiff_t>(begin),
-                      reads.begin() + static_cast<std::ptrdiff_t>(end));
-      } else {
-        joined.insert(joined.end(), reads.begin() + static_cast<std::ptrdiff_t>(begin),
-                      reads.begin() + static_cast<std::ptrdiff_t>(end));
-      }
-    }
-    if (!parts_.empty()) reads.swap(joined);
-  }
-
   void done(const io::Read& read, const std::byte* data, int error) noexcept override {
-    if (read.cookie & is_joined) done_joined(read, data, error);
-    else done_one(read, data, error);
-  }
-
-  void done_one(const io::Read& read, const std::byte* data, int error) noexcept {
     const Geometry& g = cache_.geometry_;
     const u64 page = g.page_at(read.file, read.offset);
-    if (!error) error = checked(page, data);
+    if (!error && !cache_.checksums_.empty() &&
+        store::crc32c(data, g.page_bytes) != store::value_at(&cache_.checksums_[page]))
+      error = EBADMSG;
     if (read.cookie & is_load) {
       if (!error) word::publish(cache_.planner_.word(page));
       else cache_.planner_.reclaim(page, static_cast<u32>(read.cookie), error != ECANCELED);
@@ -142,90 +105,27 @@ class PageCache::Fill final : public io::Batch {
     }
   }
 
-  // Copies the parts to where they belong, a block at a time.
-  void done_joined(const io::Read& read, const std::byte* data, int error) noexcept {
-    const Geometry& g = cache_.geometry_;
-    const std::byte *row_from[block_rows], *page_from[block_rows];
-    std::byte *row_to[block_rows], *page_to[block_rows];
-    u32 row_positions[block_rows];
-    u64 pages[block_rows];
-    size_t rows = 0, loads = 0;
-    const bool streaming = ids_.size() * cache_.form_.out_row_bytes() >= streaming_bytes;
-    auto copy_block = [&] {
-      if (convert_rows(cache_.form_, row_from, row_to, rows, streaming))
-        overflowed_.store(true, std::memory_order_relaxed);
-      for (size_t i = 0; i < rows; ++i) mark_delivered(row_positions[i]);
-      copy_rows(page_from, page_to, loads, g.page_bytes, true);
-      for (size_t i = 0; i < loads; ++i) word::publish(cache_.planner_.word(pages[i]));
-      rows = loads = 0;
-    };
-    const u64 end = read.offset + read.bytes;
-    for (size_t k = static_cast<u32>(read.cookie); k < parts_.size(); ++k) {
-      const io::Read& part = parts_[k];
-      if (part.file != read.file || part.offset < read.offset || part.offset >= end) break;
-      const std::byte* from = data + (part.offset - read.offset);
-      const u64 page = g.page_at(part.file, part.offset);
-      if (error || checked(page, from)) {
-        done_one(part, error ? nullptr : from, error);
-      } else if (part.cookie & is_load) {
-        pages[loads] = page;
-        page_from[loads] = from;
-        page_to[loads++] = part.dest;
-      } else {
-        from -= part.offset - g.offset_of(page);
-        for (u32 i = firsts_[part.cookie]; i < firsts_[part.cookie + 1]; ++i) {
-          row_positions[rows] = positions_[i];
-          row_from[rows] = from + g.offset_in_page(ids_[positions_[i]]);
-          row_to[rows] = row(positions_[i]);
-          if (++rows == block_rows) copy_block();
-        }
-      }
-      if (loads == block_rows) copy_block();
-    }
-    copy_block();
-  }
-
   // Claims rows of the output: only this batch may write them until it ends.
   Row row_state(size_t position) const {
     if (rows_.empty()) return Row::not_mine;
     return std::atomic_ref<Row>(const_cast<Row&>(rows_[position])).load(std::memory_order_acquire);
   }
-  // Appends the positions that the batch did not deliver. The batch has ended.
-  void add_undelivered(std::vector<u32>& to) const {
-    for (const u32 position : positions_)
-      if (rows_[position] != Row::delivered) to.push_back(position);
-  }
   std::vector<Failure>& failures() { return failures_; }
   bool overflowed() const { return overflowed_.load(std::memory_order_relaxed); }
   size_t bytes() const {
     return reads.capacity() * sizeof(io::Read) + (firsts_.capacity() + positions_.capacity()) * sizeof(u32) +
-           parts_.capacity() * sizeof(io::Read) + rows_.capacity();
+           rows_.capacity();
   }
 
  private:
-  // In a read's cookie, with the line, or with the first of parts_; else it says which page of firsts_.
-  static constexpr u64 is_load = u64{1} << 32, is_joined = u64{1} << 33;
-  static constexpr u64 joined_bytes = 64 << 10;  // that are worth reading together
-
-  static bool in_file(const io::Read& a, const io::Read& b) {
-    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
-  }
-  // EBADMSG if the page's checksum is wrong, else 0.
-  int checked(u64 page, const std::byte* data) const {
-    const Geometry& g = cache_.geometry_;
-    if (cache_.checksums_.empty() || g.in_annex(page)) return 0;
-    return store::crc32c(data, g.page_bytes) == store::value_at(&cache_.checksums_[page]) ? 0 : EBADMSG;
-  }
-  void mark_delivered(u32 position) {
-    std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
-  }
+  static constexpr u64 is_load = u64{1} << 32;  // in a read's cookie, with the line; else it says which page of firsts_
 
   std::byte* row(u32 position) { return out_ + size_t{position} * cache_.form_.out_row_bytes(); }
   u64 page_of(u32 i) const { return cache_.geometry_.page_of(ids_[positions_[i]]); }
 
-  io::Read read_of(u64 page, u32 skipped, u32 bytes, std::byte* dest, u64 cookie) const {
+  void add_read(u64 page, u32 skipped, u32 bytes, std::byte* dest, u64 cookie) {
     const Geometry& g = cache_.geometry_;
-    return {g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie};
+    reads.push_back({g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie});
   }
 
   // A read for each page of firsts_, of the rows that are wanted and those between.
@@ -235,7 +135,7 @@ class PageCache::Fill final : public io::Batch {
     std::vector<bool> neighbors(cache_.checksums_.empty() ? pages : 0);
     size_t next = 0;  // the first page that does not lie before this one's neighbor
     for (size_t i = 0; i < neighbors.size(); ++i) {
-      const u64 page = page_of(firsts_[i]), neighbor = page + (g.in_annex(page) ? 1 : g.shard_count);
+      const u64 neighbor = page_of(firsts_[i]) + g.shard_count;
       while (next < pages && page_of(firsts_[next]) < neighbor) ++next;
       if (next < pages && page_of(firsts_[next]) == neighbor) neighbors[i] = neighbors[next] = true;
     }
@@ -248,12 +148,8 @@ class PageCache::Fill final : public io::Batch {
       const u32 end = g.offset_in_page(ids_[positions_[last]]) + g.row_bytes;
       const bool part = !neighbors.empty() && !neighbors[i] && end - begin <= g.page_bytes / 2;
       std::byte* dest = whole && first == last ? row(positions_[first]) : nullptr;
-      reads.push_back(read_of(page_of(first), part ? begin : 0, part ? end - begin : g.page_bytes, dest, i));
+      add_read(page_of(first), part ? begin : 0, part ? end - begin : g.page_bytes, dest, i);
     }
-    // The loads of a run are sorted, too. Sorted reads are submitted as they are.
-    const auto loads_end = reads.end() - static_cast<std::ptrdiff_t>(pages);
-    if (std::is_sorted(reads.begin(), loads_end, in_file))
-      std::inplace_merge(reads.begin(), loads_end, reads.end(), in_file);
   }
 
   // page: where its first byte is or would be, of what was read of it.
@@ -265,7 +161,7 @@ class PageCache::Fill final : public io::Batch {
       std::byte* to = row(position);
       if (from != to && convert_rows(cache_.form_, &from, &to, 1, false))
         overflowed_.store(true, std::memory_order_relaxed);
-      mark_delivered(position);
+      std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
     }
   }
 
@@ -274,7 +170,6 @@ class PageCache::Fill final : public io::Batch {
   std::byte* out_;
   std::vector<u32> positions_;  // of rows that are read past the lines, by page
   std::vector<u32> firsts_;     // where each page's positions begin, and their end
-  std::vector<io::Read> parts_;  // what joined reads are of
   std::vector<Row> rows_;       // by position; empty without such rows
   std::mutex failures_mutex_;
   std::vector<Failure> failures_;
@@ -285,7 +180,6 @@ struct PageCache::Flight {
   u64 step;
   std::span<const i64> ids;
   std::byte* out;
-  bool late;  // the output comes with gather_ready
   std::shared_ptr<Fill> fill;
   std::vector<u32> left;  // positions that gather_ready could not copy
   bool gathered = false;
@@ -297,8 +191,7 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
     : engine_(std::move(engine)),
       workers_(std::move(workers)),
       geometry_((geometry.validate(), geometry)),
-      planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat, options.keep,
-               geometry.annex_pages),
+      planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat, options.keep),
       lines_(std::make_shared<HugeArray<std::byte>>(size_t{options.lines} * geometry.page_bytes)),
       checksums_(options.checksums),
       form_(options.form) {
@@ -314,10 +207,7 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
     throw std::invalid_argument("shards in the files from " + std::to_string(geometry_.first_file) + " to " +
                                 std::to_string(u64{geometry_.first_file} + geometry_.shard_count - 1) +
                                 "; the engine has " + std::to_string(engine_->file_count()));
-  if (geometry_.annex_pages && u64{geometry_.annex_file} + geometry_.annex_files > engine_->file_count())
-    throw std::invalid_argument("the annex is in files from " + std::to_string(geometry_.annex_file) +
-                                "; the engine has " + std::to_string(engine_->file_count()));
-  if (geometry_.all_pages() / geometry_.shard_count >= io::offset_max / geometry_.page_bytes)
+  if (geometry_.page_count() / geometry_.shard_count >= io::offset_max / geometry_.page_bytes)
     throw std::invalid_argument("the table has more bytes than any file can hold");
 }
 
@@ -333,19 +223,7 @@ PageCache::Flight& PageCache::flight(u64 step) {
 }
 
 void PageCache::enter(u64 step, std::span<const i64> ids) {
-  planner_.enter(step, ids, geometry_.row_end(), geometry_.rows_per_page);
-}
-
-void PageCache::expect(u64 first, std::span<const u8> keeps) { planner_.expect(geometry_.page_count() + first, keeps); }
-
-void PageCache::forget(u64 first, std::span<const u32> pages) {
-  std::lock_guard lock(plan_mutex_);
-  planner_.forget(geometry_.page_count() + first, pages);
-}
-
-void PageCache::forget_all(u64 first, u64 count) {
-  std::lock_guard lock(plan_mutex_);
-  planner_.forget_all(geometry_.page_count() + first, count);
+  planner_.enter(step, ids, geometry_.row_count, geometry_.rows_per_page);
 }
 
 size_t PageCache::plan_bytes() const {
@@ -375,7 +253,7 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
   auto fill = std::make_shared<Fill>(*this, ids, out);
   fill->add_loads(planner_, s.pages);
   const std::span<const u32> bypassed = planner_.bypassed();
-  if (out && !bypassed.empty()) {
+  if (!bypassed.empty()) {
     std::vector<u32> positions;
     if (s.pages.size() == ids.size()) {  // one id a page: the page's index is the id's position
       positions.assign(bypassed.begin(), bypassed.end());
@@ -387,8 +265,7 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
     }
     fill->add_rows(std::move(positions));
   }
-  fill->join_neighbors();
-  flights_.push_back({s.number, ids, out, out == nullptr, fill, {}, false});
+  flights_.push_back({s.number, ids, out, fill, {}, false});
   engine_->submit(std::move(fill));
 }
 
@@ -437,10 +314,8 @@ bool PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
   return overflowed.load(std::memory_order_relaxed);
 }
 
-void PageCache::gather_ready(u64 step, std::byte* late_out) {
+void PageCache::gather_ready(u64 step) {
   Flight& f = flight(step);
-  if (f.late) f.out = late_out;
-  if (!f.out && !f.ids.empty()) throw std::logic_error("gather_ready without an output");
   f.left.resize(f.ids.size());
   std::iota(f.left.begin(), f.left.end(), 0u);
   f.overflowed |= copy_resident(f.ids, f.out, f.fill.get(), f.left);
@@ -454,42 +329,36 @@ std::vector<Failure> PageCache::gather_rest(u64 step, const std::function<void()
   if (!f.gathered || !f.fill->finished()) throw std::logic_error("gather_rest before gather_ready and wait_for");
   std::vector<u32> left = std::move(f.left);
   f.overflowed |= copy_resident(f.ids, f.out, f.fill.get(), left) || f.fill->overflowed();
-  return read_past_cache(f.ids, f.out, std::move(left), f.late ? 2 : 1, f.overflowed, check);
+  return read_past_cache(f.ids, f.out, std::move(left), f.overflowed, check);
 }
 
 std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions,
-                                                u32 tries, bool overflowed, const std::function<void()>& check) {
-  if (!positions.empty() && positions.size() > late_rows)  // a page's rows come together
+                                                bool overflowed, const std::function<void()>& check) {
+  if (positions.size() > part_rows)  // a page's rows come together
     std::sort(positions.begin(), positions.end(), [&](u32 a, u32 b) { return ids[a] < ids[b]; });
   std::vector<Failure> failures;
-  for (; tries > 0 && !positions.empty(); --tries) {
-    failures.clear();
-    std::vector<u32> again;
-    ReadsInFlight reads(*engine_);
-    auto finish_one = [&] {
-      engine_->wait(reads.oldest(), check);
-      const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
-      fill->add_undelivered(again);
-      overflowed |= fill->overflowed();
-      failures.insert(failures.end(), fill->failures().begin(), fill->failures().end());
-    };
-    for (size_t begin = 0; begin < positions.size();) {
-      size_t end = std::min(positions.size(), begin + late_rows);
-      const auto page = [&](size_t k) { return geometry_.page_of(ids[positions[k]]); };
-      while (end < positions.size() && page(end) == page(end - 1)) ++end;
-      auto fill = std::make_shared<Fill>(*this, ids, out);
-      fill->add_rows({positions.begin() + static_cast<std::ptrdiff_t>(begin),
-                      positions.begin() + static_cast<std::ptrdiff_t>(end)});
-      reads.add(std::move(fill));
-      if (reads.count() == late_parts) {
-        check();  // a part may be read in less than the tenth of a second after which the engine checks
-        finish_one();
-      }
-      begin = end;
+  ReadsInFlight reads(*engine_);
+  auto finish_one = [&] {
+    engine_->wait(reads.oldest(), check);
+    const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
+    overflowed |= fill->overflowed();
+    failures.insert(failures.end(), fill->failures().begin(), fill->failures().end());
+  };
+  for (size_t begin = 0; begin < positions.size();) {
+    size_t end = std::min(positions.size(), begin + part_rows);
+    const auto page = [&](size_t k) { return geometry_.page_of(ids[positions[k]]); };
+    while (end < positions.size() && page(end) == page(end - 1)) ++end;
+    auto fill = std::make_shared<Fill>(*this, ids, out);
+    fill->add_rows({positions.begin() + static_cast<std::ptrdiff_t>(begin),
+                    positions.begin() + static_cast<std::ptrdiff_t>(end)});
+    reads.add(std::move(fill));
+    if (reads.count() == parts_at_once) {
+      check();  // a part may be read in less than the tenth of a second after which the engine checks
+      finish_one();
     }
-    while (reads.count()) finish_one();
-    positions = std::move(again);
+    begin = end;
   }
+  while (reads.count()) finish_one();
   if (overflowed) failures.push_back({geometry_.first_file, 0, ERANGE});
   return failures;
 }
@@ -518,7 +387,7 @@ std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte
     std::lock_guard lock(plan_mutex_);  // no line changes hands while it is copied without a mark
     overflowed = copy_resident(ids, out, nullptr, left);
   }
-  return read_past_cache(ids, out, std::move(left), 1, overflowed, check);
+  return read_past_cache(ids, out, std::move(left), overflowed, check);
 }
 
 }  // namespace gids::cache

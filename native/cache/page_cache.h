@@ -36,16 +36,15 @@ struct CacheOptions {
   bool keep = false;  // pages of the highest heat keep their lines
   u64 seed = 0;
   std::span<const u8> heat;        // one byte per page, or empty
-  std::span<const u32> checksums;  // CRC32C per page: every read from a shard is checked. Empty: not checked
+  std::span<const u32> checksums;  // CRC32C per page: every read is checked. Empty: not checked
   RowForm form;                    // how rows are handed out; row_bytes is the geometry's
 };
 
 // Upper bounds of the bytes of a planned minibatch, per row or page.
 constexpr size_t planned_row_bytes = sizeof(io::Read) + 9;  // a row of a page that wins no line
 constexpr size_t planning_row_bytes = 16;                   // of one minibatch at a time, for any hits and misses
-constexpr size_t load_bytes = sizeof(io::Read) + 16;        // a page that wins a line
-constexpr size_t late_rows = 32 << 10;                      // rows that are read together into a late output
-constexpr size_t late_parts = 2;                            // such reads at a time
+constexpr size_t part_rows = 32 << 10;                      // rows that are read together past the cache
+constexpr size_t parts_at_once = 2;                         // such reads at a time
 
 class PageCache {
  public:
@@ -57,19 +56,13 @@ class PageCache {
 
   void enter(u64 step, std::span<const i64> ids);
 
-  // Plans the step and submits its reads. `ids`: as entered. `out`: ids.size() rows of the form, or null if
-  // gather_ready gets it. Both must stay valid until the step retires, as pages without a line are read into `out`;
-  // if it throws they need not, but the step must still be retired.
+  // Plans the step and submits its reads. `ids`: as entered. `out`: ids.size() rows of the form. Both must stay valid
+  // until the step retires, as pages without a line are read into `out`; if it throws they need not, but the step must
+  // still be retired.
   void plan(u64 step, std::span<const i64> ids, std::byte* out);
 
-  // Pages of the annex; see Planner::expect. `first` counts from the first page of the annex.
-  void expect(u64 first, std::span<const u8> keeps);
-  void forget(u64 first, std::span<const u32> pages);
-  void forget_all(u64 first, u64 count);
-
-  // Copies the rows whose pages are there already, while the rest is being read. late_out: the output, if plan had
-  // none.
-  void gather_ready(u64 step, std::byte* late_out);
+  // Copies the rows whose pages are there already, while the rest is being read.
+  void gather_ready(u64 step);
   bool wait_for(u64 step, u32 timeout_ms);  // true: all reads of the step are complete
   // Copies the other rows and repeats failed reads. Returns pages that failed twice; their rows are arbitrary.
   // check: see Engine::wait. When it throws, gather_ready may begin again.
@@ -100,7 +93,7 @@ class PageCache {
   // Those of `positions` that are not copied stay in it. Returns whether a finite value became infinite.
   bool copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::vector<u32>& positions);
   // overflowed: whether a finite value became infinite before.
-  std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions, u32 tries,
+  std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions,
                                        bool overflowed, const std::function<void()>& check);
 
   std::shared_ptr<io::Engine> engine_;

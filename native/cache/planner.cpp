@@ -21,30 +21,28 @@ void prefetch(const u64& w) { __builtin_prefetch(&w, 1, 3); }
 
 }  // namespace
 
-Planner::Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat, bool keep, u64 annex_pages)
+Planner::Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat, bool keep)
     : policy_(policy),
-      keep_(keep || policy == Policy::pinned || annex_pages),
-      annex_begin_(pages),
-      words_(pages + annex_pages),
+      keep_(keep || policy == Policy::pinned),
+      words_(pages),
       line_count_(lines),
       lists_(lines, buckets),
       random_state_(seed) {
   if (lines > word::line_mask) throw std::invalid_argument("a table can have at most 2^30 - 1 lines");
-  if (words_.size() > BucketLists::max_pages) throw std::invalid_argument("a table can have at most 2^34 pages");
+  if (pages > BucketLists::max_pages) throw std::invalid_argument("a table can have at most 2^34 pages");
   if (!heat.empty() && heat.size() != pages) throw std::invalid_argument("heat must have one byte per page");
-  const u8 most = keep || !annex_pages ? word::heat_levels - 1 : word::heat_levels - 2;
-  for (u64 p = 0; p < heat.size(); ++p) words_[p] = word::fresh(std::min(heat[p], most));
+  for (u64 p = 0; p < heat.size(); ++p) words_[p] = word::fresh(heat[p]);
   if (policy == Policy::pinned && !heat.empty()) pin(static_cast<u64>(pinned_share * lines));
 }
 
 // Marks the `count` hottest pages as kept, and no others; of equally hot ones the first.
 void Planner::pin(u64 count) {
   std::array<u64, word::heat_levels> pages{};
-  for (u64 p = 0; p < annex_begin_; ++p) ++pages[word::heat_of(words_[p])];
+  for (u64 p = 0; p < words_.size(); ++p) ++pages[word::heat_of(words_[p])];
   u32 least = word::heat_levels;  // pages at least as hot fit
   u64 left = count;
   while (least > 0 && pages[least - 1] <= left) left -= pages[--least];
-  for (u64 p = 0; p < annex_begin_; ++p) {
+  for (u64 p = 0; p < words_.size(); ++p) {
     const u32 heat = word::heat_of(words_[p]);
     bool hot = heat >= least;
     if (heat + 1 == least && left > 0) {
@@ -71,8 +69,7 @@ size_t Planner::step_bytes() const {
 
 size_t Planner::plan_bytes() const {
   return narrow_pages_.capacity() * sizeof(u32) + wide_pages_.capacity() * sizeof(u64) +
-         loads_.capacity() * sizeof(Load) + spare_.capacity() * sizeof(u32) +
-         (miss_index_.capacity() + passing_.capacity()) * sizeof(u32) +
+         loads_.capacity() * sizeof(Load) + spare_.capacity() * sizeof(u32) + miss_index_.capacity() * sizeof(u32) +
          miss_worth_.capacity() * sizeof(u16);
 }
 
@@ -182,60 +179,10 @@ void Planner::look_up(Step& s) {
   });
   miss_index_.resize(misses);
   miss_worth_.resize(misses);
-  passing_.clear();
-  if (n && in_annex(s.pages[0])) set_passing_aside(s);
   misses_by_worth_.fill(0);
   for (u16 b : miss_worth_) ++misses_by_worth_[b];
   s.hits = n - misses;
   s.coalesced = coalesced;
-}
-
-// Leaves, of the missing pages, those that keep their line.
-void Planner::set_passing_aside(const Step& s) {
-  size_t left = 0;
-  for (size_t k = 0; k < miss_index_.size(); ++k) {
-    if (in_annex(s.pages[miss_index_[k]]) && miss_worth_[k] != buckets - 1) {
-      passing_.push_back(miss_index_[k]);
-      continue;
-    }
-    miss_index_[left] = miss_index_[k];
-    miss_worth_[left++] = miss_worth_[k];
-  }
-  miss_index_.resize(left);
-  miss_worth_.resize(left);
-}
-
-void Planner::expect(u64 first, std::span<const u8> keeps) {
-  if (!in_annex(first) || keeps.size() > words_.size() - first)
-    throw std::out_of_range("the annex does not have these pages");
-  for (u64 i = 0; i < keeps.size(); ++i) {
-    u64& w = words_[first + i];
-    if (state_of(w) != PageState::absent || uses_of(w)) throw std::logic_error("a page of the annex is in use");
-    w = word::fresh(keeps[i] ? word::heat_levels - 1 : 0);
-  }
-}
-
-void Planner::forget(u64 page) {
-  if (!in_annex(page) || page >= words_.size()) throw std::out_of_range("the annex does not have this page");
-  u64& w = words_[page];
-  if (state_of(w) == PageState::loading || uses_of(w)) throw std::logic_error("a page of the annex is in use");
-  if (state_of(w) == PageState::resident) {
-    spare_.push_back(word::line_of(w));
-    evict(page, word::line_of(w));
-  }
-  w = word::fresh(0);
-}
-
-void Planner::forget(u64 first, std::span<const u32> pages) {
-  for (size_t i = 0; i < pages.size(); ++i) {
-    const u64 soon = first + pages[std::min(i + ahead, pages.size() - 1)];
-    if (soon < words_.size()) prefetch(words_[soon]);
-    forget(first + pages[i]);
-  }
-}
-
-void Planner::forget_all(u64 first, u64 count) {
-  for (u64 i = 0; i < count; ++i) forget(first + i);
 }
 
 u32 Planner::take_line() {
@@ -278,7 +225,6 @@ Step& Planner::plan(u64 number) {
   look_up(s);
   if (by_lists()) plan_by_lists(s);
   else plan_by_chance(s);
-  miss_index_.insert(miss_index_.end(), passing_.begin(), passing_.end());
 
   ++stats_.steps;
   stats_.pages += s.pages.size();

@@ -79,9 +79,7 @@ struct PlannerStats {
 class Planner {
  public:
   // heat: one byte per page, or empty for all equal. keep: a page of the highest heat, 255, keeps its line for good.
-  // annex_pages: further pages, after the others and without heat; see expect().
-  Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat, bool keep = false,
-          u64 annex_pages = 0);
+  Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat, bool keep = false);
 
   // Throws std::out_of_range with the first id that is not below row_count.
   static void check(std::span<const i64> ids, u64 row_count);
@@ -95,14 +93,6 @@ class Planner {
   std::span<const u32> bypassed() const { return miss_index_; }  // indices into Step::pages: no line was won
   // Planned or not (a stream that is closed early takes back marks of steps it never planned).
   void retire(u64 step);
-
-  // Pages of the annex, from `first` on, of which none is in the cache: which of them keep their line until forget().
-  // The others never get one. Before a step that has the pages enters. If there are too few lines, pages that should
-  // keep one go without; they are read again by each step that has them.
-  void expect(u64 first, std::span<const u8> keeps);
-  // Gives back the lines of pages of the annex that no live step has: pages[i] + first each.
-  void forget(u64 first, std::span<const u32> pages);
-  void forget_all(u64 first, u64 count);
 
   // The load of `line` did not come to its end: it failed, or was cancelled. Any thread.
   void reclaim(u64 page, u32 line, bool failed);
@@ -133,7 +123,6 @@ class Planner {
   bool by_lists() const { return policy_ == Policy::lookahead || policy_ == Policy::lru || policy_ == Policy::fixed; }
   bool by_use() const { return policy_ == Policy::lookahead; }
   bool kept(u64 w) const { return keep_ && word::heat_of(w) == word::heat_levels - 1; }
-  bool in_annex(u64 page) const { return page >= annex_begin_; }
   bool idle(u64 w) const {  // resident, and neither kept nor needed by a planned minibatch
     return state_of(w) == PageState::resident && !(uses_of(w) & planned_mask_) && !kept(w);
   }
@@ -148,8 +137,6 @@ class Planner {
   template <class Page>
   void mark(Step& s, std::span<const i64> ids, u32 rows_per_page, std::vector<Page>& scratch);
   void look_up(Step& s);
-  void set_passing_aside(const Step& s);
-  void forget(u64 page);
   u32 free_lines() const { return static_cast<u32>(spare_.size()) + (line_count() - fresh_); }
   u32 take_line();
   void evict(u64 page, u32 line);
@@ -164,8 +151,7 @@ class Planner {
   static u32 uses_of(u64 w) { return word::uses_of(w); }
 
   Policy policy_;
-  bool keep_;        // always with an annex: its pages that keep their line have the highest heat, and no others
-  u64 annex_begin_;  // the first page of the annex
+  bool keep_;
   HugeArray<u64> words_;
   u32 line_count_;
   BucketLists lists_;
@@ -188,7 +174,6 @@ class Planner {
   std::vector<Load> loads_;
   std::vector<u32> miss_index_;  // missing pages; once they are planned, those of them that win no line
   std::vector<u16> miss_worth_;
-  std::vector<u32> passing_;  // missing pages of the annex that get no line
   Histogram misses_by_worth_{};
 };
 

@@ -7,11 +7,9 @@
 #include <cstring>
 #include <future>
 #include <stdexcept>
-#include <utility>
 
 #include <unistd.h>
 
-#include "io/bounce.h"
 #include "io/clock.h"
 #include "io/file.h"
 #include "io/request.h"
@@ -24,10 +22,6 @@ constexpr u32 attempts_max = 16;  // EINTR and EAGAIN of one request
 
 u64 align_down(u64 a, u64 b) { return a - a % b; }
 bool transient(int error) { return error == EINTR || error == EAGAIN; }
-
-// Merged reads from this length on go through staging. The kernel reads into two or three pieces of memory at full
-// speed, but into 16 pages at less than half of it.
-constexpr u64 staged_bytes = 64u << 10;
 
 constexpr size_t first_part = 4096;  // reads of a large batch that are sorted before the first one is issued
 constexpr size_t sorted_at_once = 2 * first_part;  // reads of a batch that is not large
@@ -82,14 +76,6 @@ Engine::Engine(std::string name, const std::vector<std::string>& paths, const Op
   // An extent that starts and ends amid two blocks is longer than its bytes by almost two blocks.
   slot_bytes_ = static_cast<u32>(align_up(options_.max_read_bytes, alignment_));
   if (alignment_ > 1) slot_bytes_ += alignment_;
-  if (options_.staging_slots) {
-    const u64 bytes = std::max<u64>(options_.staging_bytes, staged_bytes);
-    options_.staging_bytes = static_cast<u32>(align_up(bytes, alignment_));
-    const u32 slot_bytes = options_.staging_bytes + (alignment_ > 1 ? alignment_ : 0);
-    staging_ = std::make_shared<BouncePool>(options_.staging_slots, slot_bytes, true);
-    for (u32 i = options_.staging_slots; i-- > 0;) free_staging_.push_back(staging_->slot(i));
-    bounce_bytes_ = staging_->bytes();
-  }
   note_ =
       options_.direct ? "direct I/O in units of " + std::to_string(alignment_) + " B" : "buffered by the page cache";
 }
@@ -107,8 +93,7 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   if (reads.size() >= ~0u) throw std::invalid_argument("a batch must have fewer than 2^32 reads");
   for (const Read& r : reads) {
     if (r.file >= file_count_) refuse(r, "file " + std::to_string(r.file) + " of " + std::to_string(file_count_));
-    const u32 most = std::max(options_.max_read_bytes, r.dest ? 0 : staging_bytes());
-    if (r.bytes == 0 || r.bytes > most)
+    if (r.bytes == 0 || r.bytes > options_.max_read_bytes)
       refuse(r, "the engine was opened for 1 to " + std::to_string(options_.max_read_bytes) + " B (max_read_bytes)");
     if (r.offset > offset_max) refuse(r, "the offset is beyond any file");
   }
@@ -185,8 +170,6 @@ void Engine::cancel(Batch& batch) {
     const auto at = std::find(queue_.begin(), queue_.end(), &batch);
     if (at == queue_.end()) return;
     queue_.erase(at);
-    needs_staging_ = false;
-    queue_cv_.notify_all();
     runs.swap(batch.runs_);
   }
   u32 cancelled = 0;
@@ -216,48 +199,7 @@ bool Engine::aligned(const Read& r) const {
          (reinterpret_cast<uintptr_t>(r.dest) & (memory_alignment_ - 1)) == 0;
 }
 
-// Successive reads that one request takes.
-struct Engine::Merge {
-  u32 count = 1;
-  u64 offset, end, extent_end;  // the extent is aligned
-  bool adjacent = false;        // in memory, too, and aligned: of merge_bounced()
-
-  u64 bytes() const { return extent_end - offset; }
-};
-
-// Reads that touch the extent join it: each block is read once. any: also those that need no bounce buffer.
-Engine::Merge Engine::merge_bounced(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes, bool any) const {
-  const u64 first_end = reads[0].offset + reads[0].bytes;
-  Merge m{1, align_down(reads[0].offset, alignment_), first_end, align_up(first_end, alignment_), aligned(reads[0])};
-  for (; m.count < limit; ++m.count) {
-    const Read &r = reads[m.count], &before = reads[m.count - 1];
-    const bool is_aligned = aligned(r);
-    const u64 longer = std::max(m.extent_end, align_up(r.offset + r.bytes, alignment_));
-    if (r.offset > m.extent_end || (is_aligned && !any) || longer - m.offset > slot_bytes) break;
-    if (r.bytes > options_.max_read_bytes) break;  // it has staging of its own
-    m.adjacent = m.adjacent && is_aligned && r.dest && r.dest == before.dest + before.bytes && r.offset == m.end;
-    if (longer > m.extent_end && longer - m.offset > most_bytes) break;
-    m.extent_end = longer;
-    m.end = std::max(m.end, r.offset + r.bytes);
-  }
-  return m;
-}
-
-Engine::Merge Engine::merge_aligned(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const {
-  const u64 first_end = reads[0].offset + reads[0].bytes;
-  Merge m{1, reads[0].offset, first_end, first_end};
-  u64 slot_used = reads[0].dest ? 0 : reads[0].bytes;
-  for (; m.count < limit; ++m.count) {
-    const Read& r = reads[m.count];
-    slot_used += r.dest ? 0 : r.bytes;
-    if (r.offset != m.end || !aligned(r) || slot_used > slot_bytes || m.end + r.bytes - m.offset > most_bytes) break;
-    m.end = m.extent_end = m.end + r.bytes;
-  }
-  return m;
-}
-
-// Fills one request from the head of the queue; false if there is none, or it must wait for staging. The queue mutex is
-// held.
+// Fills one request from the head of the queue. The queue mutex is held.
 bool Engine::next(Request& q) {
   q.got = q.position = q.attempts = q.settled = 0;
   q.error = 0;
@@ -276,29 +218,38 @@ bool Engine::next(Request& q) {
     return false;
   }
   q.first = run->begin;
+  q.count = 1;
   limit = std::min(limit, run->end - run->begin);
   const Read* reads = &q.batch->reads[q.first];
   q.file = reads[0].file;
   q.bounced = !aligned(reads[0]);
-  Merge m = q.bounced ? merge_bounced(reads, limit, options_.max_merge_bytes, slot_bytes_, false)
-                      : merge_aligned(reads, limit, options_.max_merge_bytes, slot_bytes_);
-  const bool is_long = reads[0].bytes > options_.max_read_bytes;
-  if (is_long || (staging_ && run != &alone && limit > 1)) {
-    const u32 reads_max = is_long ? 1 : run->end - run->begin;
-    const Merge longer = merge_bounced(reads, reads_max, options_.staging_bytes, options_.staging_bytes, true);
-    if (is_long || (longer.count > 1 && !longer.adjacent && longer.bytes() >= staged_bytes)) {
-      needs_staging_ = free_staging_.empty();
-      if (needs_staging_) return false;
-      q.staging = free_staging_.back();
-      free_staging_.pop_back();
-      q.bounced = true;
-      m = longer;
+  u64 end = reads[0].offset + reads[0].bytes;
+  if (q.bounced) {
+    q.offset = align_down(reads[0].offset, alignment_);
+    u64 extent_end = align_up(end, alignment_);
+    while (q.count < limit) {  // reads that touch the extent join it: each block is read once
+      const Read& r = reads[q.count];
+      const u64 longer = std::max(extent_end, align_up(r.offset + r.bytes, alignment_));
+      if (r.offset > extent_end || aligned(r) || longer - q.offset > slot_bytes_) break;
+      if (longer > extent_end && longer - q.offset > options_.max_merge_bytes) break;
+      extent_end = longer;
+      end = std::max(end, r.offset + r.bytes);
+      ++q.count;
     }
+    q.bytes = static_cast<u32>(extent_end - q.offset);
+  } else {
+    q.offset = reads[0].offset;
+    u64 slot_used = reads[0].dest ? 0 : reads[0].bytes;
+    while (q.count < limit) {
+      const Read& r = reads[q.count];
+      slot_used += r.dest ? 0 : r.bytes;
+      if (r.offset != end || !aligned(r) || slot_used > slot_bytes_) break;
+      if (end + r.bytes - q.offset > options_.max_merge_bytes) break;
+      end += r.bytes;
+      ++q.count;
+    }
+    q.bytes = static_cast<u32>(end - q.offset);
   }
-  q.count = m.count;
-  q.offset = m.offset;
-  q.bytes = static_cast<u32>(m.bytes());
-  const u64 end = m.end;
   q.needed = static_cast<u32>(end - q.offset);
   if (run == &alone) return true;
 
@@ -318,10 +269,7 @@ u32 Engine::take(std::span<Request*> into, bool wait, u64 chores) {
   u32 n = 0;
   {
     std::unique_lock lock(queue_mutex_);
-    if (wait)
-      queue_cv_.wait(lock, [&] {
-        return closing_ || (!queue_.empty() && !needs_staging_) || !again_.empty() || chores_ != chores;
-      });
+    if (wait) queue_cv_.wait(lock, [&] { return closing_ || !queue_.empty() || !again_.empty() || chores_ != chores; });
     while (n < into.size() && next(*into[n])) ++n;
   }
   if (n == 0) return 0;
@@ -368,14 +316,14 @@ bool Engine::advance(Request& q, i64 result, Stats& tally) {
 
 void Engine::settle(Request& q, Stats& tally) {
   const bool faulty = faulty_.load(std::memory_order_relaxed);
-  std::byte* bounce = q.bounce();
+  std::byte* bounce = q.slot;
   ++tally.requests;
   tally.bytes_read += q.bytes;
   for (u32 i = 0; i < q.count; ++i) {
     const Read& r = q.read(i);
     std::byte* data = r.dest;
     if (q.bounced) {
-      data = q.bounce() + (r.offset - q.offset);
+      data = q.slot + (r.offset - q.offset);
     } else if (!data) {
       data = bounce;
       bounce += r.bytes;
@@ -399,15 +347,6 @@ void Engine::settle(Request& q, Stats& tally) {
     tally.bytes_asked += r.bytes;
     tally.errors += error != 0;
   }
-  if (q.staging) release_staging(q);
-}
-
-void Engine::release_staging(Request& q) {
-  std::lock_guard lock(queue_mutex_);
-  free_staging_.push_back(std::exchange(q.staging, nullptr));
-  if (!std::exchange(needs_staging_, false)) return;
-  queue_cv_.notify_all();
-  ring_doorbells();
 }
 
 void Engine::finish(std::span<Request* const> settled, const Stats& tally) {

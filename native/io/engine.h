@@ -22,14 +22,13 @@
 
 namespace gids::io {
 
-class BouncePool;
 class File;
 struct Request;
 
 // One contiguous piece of one file. Offset, length and destination that are multiples of Engine::alignment()
 // are read without a copy (a destination may do with less); others through a bounce buffer, from the
 // enclosing aligned extent. `dest == nullptr` asks for a bounce buffer of the engine's: the
-// bytes are then only valid inside Batch::done. A read of this kind has at most Engine::staging_bytes() bytes.
+// bytes are then only valid inside Batch::done.
 struct Read {
   u64 offset;
   std::byte* dest;
@@ -85,8 +84,6 @@ struct Options {
   u32 max_merge_bytes = 1u << 17;  // neighboring reads are merged up to this size; 0: never
   bool direct = true;              // O_DIRECT
   u32 rings = 1;                   // threads of the engine uring where `threads` is 0
-  u32 staging_slots = 0;           // merged reads that are long go through as many slots of contiguous memory; 0: none
-  u32 staging_bytes = 512u << 10;  // of such a slot: merged reads have up to so many
   std::vector<int> descriptors{};  // of files that the caller has opened, by path; empty: open the paths
 };
 
@@ -152,7 +149,6 @@ class Engine {
   u32 depth() const { return options_.depth; }  // requests that can be in flight
   u32 file_count() const { return file_count_; }
   u32 max_read_bytes() const { return options_.max_read_bytes; }
-  u32 staging_bytes() const { return staging_ ? options_.staging_bytes : 0; }
   u64 bounce_bytes() const { return bounce_bytes_; }  // memory of the bounce pool
   Stats stats() const;
   LatencyHistogram::Counts latencies() const;     // requests by the time they took
@@ -187,7 +183,6 @@ class Engine {
   u32 memory_alignment_ = 1;  // of buffers
   u32 slot_bytes_ = 0;        // one bounce slot holds the enclosing aligned extent of the largest read
   u64 bounce_bytes_ = 0;
-  std::shared_ptr<BouncePool> staging_;  // may be null
   mutable std::mutex queue_mutex_;
   std::condition_variable queue_cv_;
   u64 chores_ = 0;  // counts what an idle thread must wake for besides reads; guarded by queue_mutex_
@@ -200,11 +195,7 @@ class Engine {
   };
   std::unique_lock<std::mutex> lock_stats() const;
   void queue(Batch& batch, std::span<const Batch::Run> parts);
-  struct Merge;
-  Merge merge_bounced(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes, bool any) const;
-  Merge merge_aligned(const Read* reads, u32 limit, u64 most_bytes, u64 slot_bytes) const;
   bool next(Request& request);
-  void release_staging(Request& request);
   bool aligned(const Read& read) const;
   int fault(const Request& request);
   int fault(const Read& read);
@@ -216,8 +207,6 @@ class Engine {
   std::deque<Pending> again_;  // guarded by queue_mutex_
   u32 submitting_ = 0;         // batches of which parts are still being sorted; guarded by queue_mutex_
   bool closing_ = false;       // guarded by queue_mutex_
-  std::vector<std::byte*> free_staging_;  // guarded by queue_mutex_
-  bool needs_staging_ = false;            // the next reads wait for a slot of it; guarded by queue_mutex_
   std::mutex close_mutex_;
   std::vector<std::thread> threads_;
 

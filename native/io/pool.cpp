@@ -16,10 +16,7 @@ Options PoolEngine::settle_options(Kind kind, Options o) {
                                              : std::max(1u, std::thread::hardware_concurrency());
   o.threads = std::min(wanted, o.depth);
   o.depth = o.threads;
-  if (kind == Kind::mmap) {  // it copies anyway
-    o.direct = false;
-    o.staging_slots = 0;
-  }
+  if (kind == Kind::mmap) o.direct = false;
   return o;
 }
 
@@ -27,7 +24,7 @@ PoolEngine::PoolEngine(Kind kind, const std::vector<std::string>& paths, Options
     : Engine(kind == Kind::threads ? "threads" : "mmap", paths, settle_options(kind, options)),
       kind_(kind),
       bounce_(options_.depth, slot_bytes_) {
-  bounce_bytes_ += bounce_.bytes();
+  bounce_bytes_ = bounce_.bytes();
   if (kind == Kind::mmap)
     for (File& file : files_) file.map();
   add_note(std::to_string(options_.threads) + (kind == Kind::mmap ? " threads that fault pages in" : " threads"));

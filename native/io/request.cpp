@@ -4,7 +4,7 @@ namespace gids::io {
 
 u32 Request::scatter() {
   if (bounced) {
-    iov[0] = {bounce() + position, bytes - position};
+    iov[0] = {slot + position, bytes - position};
     return 1;
   }
   u32 n = 0;

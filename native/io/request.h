@@ -17,7 +17,7 @@ struct Request {
   Batch* batch = nullptr;
   u32 first = 0, count = 0;  // batch->reads[first, first + count)
   u32 file = 0;
-  bool bounced = false;  // the enclosing aligned extent goes to the slot, or to staging, and is copied out
+  bool bounced = false;  // the enclosing aligned extent goes to the slot and is copied out
   u64 offset = 0;        // of the extent in the file
   u32 bytes = 0;         // of the extent
   u32 needed = 0;        // bytes from `offset` to the end of the last read; <= bytes
@@ -28,10 +28,8 @@ struct Request {
   int error = 0;         // of the reads beyond `got`
   u64 issued_ns = 0;
   std::byte* slot = nullptr;
-  std::byte* staging = nullptr;  // a long slot, while this request has one
   std::array<iovec, reads_max> iov;
 
-  std::byte* bounce() const { return staging ? staging : slot; }
   const Read& read(u32 i) const { return batch->reads[first + i]; }
   // Fills iov for the bytes from `position` on; returns the number of entries. Pieces that are adjacent in
   // memory share one.

@@ -228,9 +228,8 @@ Options UringEngine::settle_options(Options o) {
 UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
     : Engine("uring", paths, settle_options(options)),
       bounce_(std::make_shared<BouncePool>(options_.depth, slot_bytes_)) {
-  bounce_bytes_ += bounce_->bytes();
-  for (const auto& pool : {bounce_, staging_})
-    if (pool && pool->bytes() <= pinned_bounce_max) register_memory(pool->base(), pool->bytes(), pool);
+  bounce_bytes_ = bounce_->bytes();
+  if (bounce_bytes_ <= pinned_bounce_max) register_memory(bounce_->base(), bounce_bytes_, bounce_);
   std::vector<std::function<void(const Ready&)>> bodies;
   for (u32 i = 0; i < options_.threads; ++i) {
     const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
@@ -255,8 +254,7 @@ UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
 }
 
 void UringEngine::ring_doorbells() {
-  for (const auto& doorbell : doorbells_)
-    if (doorbell) doorbell->ring();  // none: its thread has ended, as the engine is closing
+  for (const auto& doorbell : doorbells_) doorbell->ring();
 }
 
 void UringEngine::register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {

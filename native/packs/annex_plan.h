@@ -1,9 +1,10 @@
-// The annex of a table: pages in scratch that hold, for each step of a superbatch, a copy of every row that the cache
-// will not have. A step's copies are its run: successive slots, read from front to back. Copies that an offline Belady
-// cache keeps as long lie together, so that a page's rows die at one step, which is known.
+// The annex of a table: scratch that holds, for each step of a superbatch, a copy of every row that an offline cache of
+// the memory's size misses. A step's copies are its run: successive places, read from front to back. What happens to a
+// copy is decided here, once and for all: it goes to the rows of its step, and, if a later step finds it in the cache,
+// to a line until the last one that does. So a reader (run_reader.h) keeps no state but its place.
 //
-// A superbatch is planned by four passes over its uses (belady.h, lives.h); then a sweep (annex_sweep.h) writes the
-// copies. Called by bind/. Knows rows, steps and pages; knows nothing of minibatches, files or lines.
+// A superbatch is planned by four passes over its uses; then a sweep (sweep.h) writes the copies. Called by bind/.
+// Knows rows, steps and bytes; knows nothing of minibatches or files.
 #pragma once
 
 #include <memory>
@@ -15,55 +16,56 @@
 
 namespace gids::packs {
 
+constexpr u64 block_bytes = 4096;  // runs, and the groups in which they are written, begin at multiples: direct I/O
+
+// Bytes from one row in the annex, or in a line, to the next: groups of few rows must be whole blocks.
+u64 stride_of(u64 row_bytes);
+// Rows of the least number of whole blocks.
+u64 block_rows(u64 stride);
+
 struct PlanOptions {
-  u64 capacity_rows = 0;        // that the offline cache keeps from step to step
-  u32 group_bytes = 256 << 10;  // of a write buffer of the sweep; copies are sorted by death inside one
+  u64 lines = 0;                // rows that the cache has room for
+  u32 group_bytes = 256 << 10;  // of a write buffer of the sweep, about
   u32 chunk_bytes = 1 << 20;    // that the sweep reads at a time
 };
 
-// A copy that the sweep makes.
+// A copy that the sweep makes: the next one of the run of `step`.
 struct Copy {
-  u32 slot;          // in the annex
-  u16 row_in_chunk;  // which row of the chunk
-  u16 step;          // whose run has the slot
+  u16 row_in_chunk;
+  u16 step;
 };
-static_assert(sizeof(Copy) == 8, "memory of a plan: 8 bytes a copy");
+
+// How many numbers of each kind a step has in its run (Uses::read_run), in this order.
+struct Moves {
+  u32 copies = 0;    // rows of the run. For each one: the use that takes it; then: the line that keeps it, or no_line
+  u32 repeated = 0;  // uses of rows of the run beside the first: pairs (use, the use that it repeats)
+  u64 numbers() const { return 2 * (u64{copies} + repeated); }
+};
 
 struct AnnexPlan {
-  static constexpr u64 direct_alignment = 4096;  // runs and groups begin and end at multiples, for direct I/O
-
-  // The layout; see plan_annex().
-  cache::Geometry geometry;
+  cache::Geometry geometry;  // of the table
+  u64 stride = 0;
   u32 steps = 0;
-  u32 lanes = 1;       // threads of the sweep; a run has one of them
+  u32 lanes = 1;        // threads of the sweep; a run has one of them
   u64 chunk_pages = 1;  // of the table, a multiple of the shards
-  u64 group_pages = 1;  // of the annex
+  u64 group_rows = 1;
+  u64 lines = 0;
 
-  // What the passes find.
-  u64 copies = 0;
-  u64 once = 0;                    // copies that only the step of their run uses
-  std::vector<u64> first_page;     // [steps + 1] of each run; and the pages of all
-  std::vector<u64> missed;         // [steps] copies of each run
-  std::vector<u16> page_dies;      // [pages] the last step that uses a row of it
+  u64 copies = 0, kept = 0;        // of all runs; and those that lines keep
+  std::vector<u64> run_begin;      // [steps + 1] bytes
+  std::vector<Moves> moves;        // [steps]
   std::vector<u64> list_begin;     // [chunks * lanes + 1]
   HugeArray<Copy> list;            // [copies] by chunk of the table and lane; until the sweep has made them
-  std::vector<u32> dying;          // pages that a later step than that of their run uses, by the step at which they die
-  std::vector<u64> dying_begin;    // [steps + 1]
 
   u64 chunk_rows() const { return chunk_pages * geometry.rows_per_page; }
-  u64 group_rows() const { return group_pages * geometry.rows_per_page; }
   u64 chunks() const { return div_ceil(geometry.page_count(), chunk_pages); }
-  u64 page_count() const { return first_page.back(); }
-  u64 bytes() const { return page_count() * geometry.page_bytes; }
-  u64 first_slot(u32 step) const { return first_page[step] * geometry.rows_per_page; }
-  size_t memory_bytes() const;
-  // The most lines that pages need, if a run is read as soon as the step `ahead` before its own is due. Pages that die
-  // with the step of their run need none.
-  u64 lines_needed(u32 ahead) const;
+  u64 group_bytes() const { return group_rows * stride; }
+  u64 bytes() const { return run_begin.back(); }
+  u32 runs() const;  // that are not empty
 };
 
-// Plans the annex for the uses, and turns these into positions: slots of the annex. Throws std::invalid_argument for
-// pages that the sweep cannot hold, std::length_error for more slots than positions of 4 bytes have, std::system_error.
+// Plans the annex for the uses. Throws std::invalid_argument for pages that the sweep cannot hold, std::length_error
+// for more lines than numbers of 31 bits, std::system_error.
 std::unique_ptr<AnnexPlan> plan_annex(Uses& uses, const cache::Geometry& geometry, const PlanOptions& options,
                                       cache::Workers& workers, const Check& check);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <utility>
 
 #include "cache/memory.h"
@@ -11,19 +12,8 @@ namespace {
 
 using i16 = short;
 
-constexpr u64 ahead = 16;        // uses: a row's state is a cache miss each
 constexpr u16 not_yet = 0xFFFF;  // no step has used the row
 static_assert(not_yet > note::most_steps);
-
-struct Slice {
-  std::vector<u32> rows;
-  std::vector<u16> notes;
-
-  void resize(u64 size) {
-    rows.resize(size);
-    notes.resize(size);
-  }
-};
 
 // The rows in the cache, counted by their next use and by range. A row is in the cache until its count is dropped:
 // then every row of this next use and range goes, however many there are.
@@ -92,21 +82,15 @@ class Counted {
 void note_next_uses(Uses& uses, Team& team, const Check& check) {
   HugeArray<u16> next(uses.row_count());
   std::fill(next.data(), next.data() + next.size(), static_cast<u16>(uses.steps()));
-  std::vector<Slice> slices(team.threads());
   for (u32 step = uses.steps(); step-- > 0;) {
     check();
-    const u64 size = uses.size(step);
-    team.run(team.slices(size), [&](u32 k) {
-      Slice& s = slices[k];
-      const u64 begin = team.begin(size, k), n = team.begin(size, k + 1) - begin;
-      s.resize(n);
-      uses.read_rows(step, begin, s.rows);
-      for (u64 i = 0; i < n; ++i) {
-        if (i + ahead < n) __builtin_prefetch(&next[s.rows[i + ahead]], 1);
+    team.in_slices(uses, step, false, [&](Slice& s) {
+      for (u64 i = 0; i < s.size(); ++i) {
+        if (i + rows_ahead < s.size()) __builtin_prefetch(&next[s.rows[i + rows_ahead]], 1);
         // An exchange, as another slice may have the same row: one of its uses gets the next step, the others this one.
         s.notes[i] = std::atomic_ref<u16>(next[s.rows[i]]).exchange(static_cast<u16>(step), std::memory_order_relaxed);
       }
-      uses.write_notes(step, begin, s.notes);
+      uses.write_notes(step, s.begin, s.notes);
     });
   }
 }
@@ -117,36 +101,30 @@ Misses note_misses(Uses& uses, Team& team, u64 capacity_rows, u64 chunk_rows, u3
   HugeArray<u16> before(uses.row_count());  // the step that used each row last
   std::fill(before.data(), before.data() + before.size(), not_yet);
   Counted cached(uses.row_count(), steps, threads);
-  std::vector<Slice> slices(threads);
   std::vector<std::vector<u32>> of_list(threads, std::vector<u32>(lists));
-  Misses misses{std::vector<u32>(u64{steps} * threads), std::vector<u64>(steps), std::vector<u64>(lists)};
+  std::vector<u64> missed(threads);
+  Misses misses{std::vector<u64>(steps), std::vector<u64>(lists)};
   for (u32 step = 0; step < steps; ++step) {
     check();
-    const u64 size = uses.size(step);
-    team.run(team.slices(size), [&](u32 k) {
-      Slice& s = slices[k];
-      const u64 begin = team.begin(size, k), n = team.begin(size, k + 1) - begin;
-      s.resize(n);
-      uses.read_rows(step, begin, s.rows);
-      uses.read_notes(step, begin, s.notes);
-      u32 missed = 0;
-      for (u64 i = 0; i < n; ++i) {
-        if (i + ahead < n) __builtin_prefetch(&before[s.rows[i + ahead]], 1);
+    const u32 count = team.in_slices(uses, step, true, [&](Slice& s) {
+      u64 n = 0;
+      for (u64 i = 0; i < s.size(); ++i) {
+        if (i + rows_ahead < s.size()) __builtin_prefetch(&before[s.rows[i + rows_ahead]], 1);
         const u32 row = s.rows[i], next = s.notes[i];
         if (next == step) continue;  // noted with another use of this step
         const u16 last = std::exchange(before[row], static_cast<u16>(step));
-        if (next < steps) cached.add(k, row, next);
+        if (next < steps) cached.add(s.number, row, next);
         if (last != not_yet && cached.has(row, last, step)) {
           s.notes[i] |= note::hit;
         } else {
-          ++missed;
-          ++of_list[k][row / static_cast<u32>(chunk_rows) * u64{lanes} + step % lanes];
+          ++n;
+          ++of_list[s.number][row / static_cast<u32>(chunk_rows) * u64{lanes} + step % lanes];
         }
       }
-      misses.of_slice[u64{step} * threads + k] = missed;
-      uses.write_notes(step, begin, s.notes);
+      missed[s.number] = n;
+      uses.write_notes(step, s.begin, s.notes);
     });
-    for (u32 k = 0; k < threads; ++k) misses.of_step[step] += misses.of_slice[u64{step} * threads + k];
+    misses.of_step[step] = std::accumulate(missed.begin(), missed.begin() + count, u64{0});
     cached.end_step(step, capacity_rows);
   }
   for (const auto& list : of_list)

@@ -3,16 +3,11 @@
 // and by range of rows, and a whole count is dropped at a time. Called by plan_annex(); knows rows and steps.
 #pragma once
 
-#include <functional>
 #include <vector>
 
-#include "packs/team.h"
-#include "packs/uses.h"
+#include "packs/passes.h"
 
 namespace gids::packs {
-
-// Called once a step, by the thread that runs the passes. May throw, which ends them.
-using Check = std::function<void()>;
 
 constexpr u64 ranges_max = 256;  // ranges of rows in which the cache is counted
 
@@ -20,7 +15,6 @@ constexpr u64 ranges_max = 256;  // ranges of rows in which the cache is counted
 void note_next_uses(Uses& uses, Team& team, const Check& check);
 
 struct Misses {
-  std::vector<u32> of_slice;  // [step * threads + slice]
   std::vector<u64> of_step;
   // By chunk of the table and lane: the rows of step t are in lane t % lanes.
   std::vector<u64> of_list;  // [chunk * lanes + lane]

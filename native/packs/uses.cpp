@@ -26,6 +26,12 @@ Uses::Uses(int fd, u64 row_count) : row_count_(row_count) {
 
 Uses::~Uses() { close(fd_); }
 
+u64 Uses::longest() const {
+  u64 most = 0;
+  for (u32 step = 0; step < steps(); ++step) most = std::max(most, size(step));
+  return most;
+}
+
 void Uses::append(std::span<const u32> rows) {
   if (steps() == note::most_steps)
     throw std::length_error("a superbatch has at most " + std::to_string(note::most_steps) + " minibatches");
@@ -38,27 +44,19 @@ void Uses::append(std::span<const u32> rows) {
 }
 
 void Uses::read_rows(u32 step, u64 begin, std::span<u32> rows) const {
-  read(rows.data(), rows.size_bytes(), rows_at(step) + begin * sizeof(u32));
+  read(rows.data(), rows.size_bytes(), at(step) + begin * sizeof(u32));
 }
 
-void Uses::write_rows(u32 step, u64 begin, std::span<const u32> rows) {
-  write(rows.data(), rows.size_bytes(), rows_at(step) + begin * sizeof(u32));
+void Uses::write_lines(u32 step, u64 begin, std::span<const u32> lines) {
+  write(lines.data(), lines.size_bytes(), at(step) + begin * sizeof(u32));
 }
 
 void Uses::read_notes(u32 step, u64 begin, std::span<u16> notes) const {
-  read(notes.data(), notes.size_bytes(), notes_at(step) + begin * sizeof(u16));
+  read(notes.data(), notes.size_bytes(), run_at(step) + begin * sizeof(u16));
 }
 
 void Uses::write_notes(u32 step, u64 begin, std::span<const u16> notes) {
-  write(notes.data(), notes.size_bytes(), notes_at(step) + begin * sizeof(u16));
-}
-
-void Uses::read_slots(u32 step, u64 begin, std::span<u32> slots) const {
-  read(slots.data(), slots.size_bytes(), slots_at(step) + begin * sizeof(u32));
-}
-
-void Uses::write_slots(u32 step, std::span<const u32> slots) {
-  write(slots.data(), slots.size_bytes(), slots_at(step));
+  write(notes.data(), notes.size_bytes(), run_at(step) + begin * sizeof(u16));
 }
 
 void Uses::read(void* to, u64 bytes, u64 at) const {

@@ -1,6 +1,6 @@
-// The rows that each minibatch of a superbatch uses, in a scratch file, and what the passes of belady.h and lives.h
-// note beside them. The passes stream the file, so memory does not grow with the uses. Knows rows and steps as
-// numbers only.
+// The rows that each minibatch of a superbatch uses, in a scratch file. The passes (belady.h, annex_plan.h) stream it,
+// so that memory does not grow with the uses; the last one leaves there what a step's reader needs (moves.h). Knows
+// rows and steps as numbers only.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,22 @@
 
 namespace gids::packs {
 
-// Of one use: the step that uses the row next (`steps` if none does), and whether a copy of the row is at hand.
-// A row that a step uses several times is noted in full once; its other uses have their own step as the next one.
+// What a pass notes of one use. The first two passes: the step that uses the row next (the number of steps if none
+// does) and whether a copy is at hand. A row that a step uses several times is noted in full once; its other uses
+// have their own step as the next one.
 namespace note {
 constexpr u16 hit = 0x8000;
 constexpr u32 most_steps = 0x7FFF;
 constexpr u32 next_of(u16 note) { return note & (hit - 1u); }
+
+// From the third pass on:
+enum : u16 {
+  passes = 0,    // a new copy, of no use to later steps
+  enters = 1,    // a new copy, which a line keeps
+  in_line = 2,   // a copy that a line has
+  leaves = 3,    // the same, for the last time
+  repeated = 4,  // the step uses the row elsewhere, too
+};
 }  // namespace note
 
 class Uses {
@@ -36,24 +46,27 @@ class Uses {
   u32 steps() const { return static_cast<u32>(first_.size() - 1); }
   u64 size() const { return first_.back(); }  // uses of all steps
   u64 size(u32 step) const { return first_[step + 1] - first_[step]; }
+  u64 longest() const;  // uses of the step that has most
   size_t bytes() const { return first_.capacity() * sizeof(u64); }
+
+  static constexpr u64 use_bytes = 12;  // of the file
 
   // Uses [begin, begin + size) of a step. Any thread. Throws std::system_error.
   void read_rows(u32 step, u64 begin, std::span<u32> rows) const;
-  void write_rows(u32 step, u64 begin, std::span<const u32> rows);  // from the last pass on: positions in the annex
   void read_notes(u32 step, u64 begin, std::span<u16> notes) const;
   void write_notes(u32 step, u64 begin, std::span<const u16> notes);
-  // Positions of the rows that a step misses, in the order of its uses; their number is the caller's to know.
-  void read_slots(u32 step, u64 begin, std::span<u32> slots) const;
-  void write_slots(u32 step, std::span<const u32> slots);
+
+  // After the last pass, in their place: the line that each use of a step is copied from, or no_line, …
+  void read_lines(u32 step, std::span<u32> lines) const { read(lines.data(), lines.size_bytes(), at(step)); }
+  void write_lines(u32 step, u64 begin, std::span<const u32> lines);
+  // … and what happens to the copies of its run, at most 2 numbers for each use.
+  void read_run(u32 step, std::span<u32> run) const { read(run.data(), run.size_bytes(), run_at(step)); }
+  void write_run(u32 step, std::span<const u32> run) { write(run.data(), run.size_bytes(), run_at(step)); }
 
  private:
-  static constexpr u64 use_bytes = 2 * sizeof(u32) + sizeof(u16);
-
-  // A step's rows, its slots, its notes.
-  u64 rows_at(u32 step) const { return first_[step] * use_bytes; }
-  u64 slots_at(u32 step) const { return rows_at(step) + size(step) * sizeof(u32); }
-  u64 notes_at(u32 step) const { return slots_at(step) + size(step) * sizeof(u32); }
+  // A step's rows, or lines; then its notes, or its run.
+  u64 at(u32 step) const { return first_[step] * use_bytes; }
+  u64 run_at(u32 step) const { return at(step) + size(step) * sizeof(u32); }
   void read(void* to, u64 bytes, u64 at) const;
   void write(const void* from, u64 bytes, u64 at);
 
@@ -61,5 +74,7 @@ class Uses {
   u64 row_count_;
   std::vector<u64> first_{0};  // use of each step, and their number
 };
+
+constexpr u32 no_line = 0xFFFFFFFF;
 
 }  // namespace gids::packs

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "gids/row_rank.h"
+#include "store/row_rank.h"
 #include "gids/target.h"
 
 namespace gids::store {

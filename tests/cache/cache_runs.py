@@ -19,13 +19,40 @@ from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
 from gids.errors import StorageError
 from gids.io import Engine, open_engine
-from gids.loader.readers import Cache
+from gids.loader.queue import Queue
+from gids.loader.rows import Cache, CachedRows, EpochInput
+from gids.loader.stream import EpochStream
 
 Batch = dict[str, torch.Tensor]
 Trace = list[npt.NDArray[np.int64]]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 POLICIES = ["lookahead", "window-pin", "random", "static"]
 """Of both caches."""
+
+
+class Window:
+    """In place of a FeatureLoader's Placement: a cache, with a window and planned minibatches that stay."""
+
+    def __init__(self, cache: Cache, window: int, planned: int) -> None:
+        self._cache, self.window, self._planned = cache, window, planned
+
+    def planned_now(self) -> int:
+        return self._planned
+
+    def cache_for(self, *_: Any, **__: Any) -> Cache:
+        return self._cache
+
+
+def windowed(cache: Any, batches: list[Batch], window: int, planned: int) -> EpochStream[Batch]:
+    """A stream of these minibatches through a cache."""
+    rows = CachedRows(
+        EpochInput(minibatches=batches, ids_of=lambda batch: batch),
+        Window(cache, window, planned),
+        begin=lambda _: None,
+        build=lambda _: None,
+        ended=lambda _: None,
+    )
+    return EpochStream(Queue(batches), rows)
 
 
 class Make(ExitStack):

@@ -1,4 +1,4 @@
-"""HostBudget and DeviceBudget: how memory is shared out."""
+"""HostBudget and DeviceBudget: how memory is divided."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gids.cache import budget
-from gids.cache.budget import GROWTHS, MemoryPlan, Sizes
+from gids.cache.budget import GROWTH, MemoryPlan, Sizes
 from gids.cache.device import DeviceBudget, check_device_memory
 from gids.errors import MemoryBudgetError
 
@@ -41,23 +41,26 @@ SIZES = Sizes(
 both_budgets = pytest.mark.parametrize("on", ["host", "device"])
 
 
-def share(
+def budget_of(
     table: Shape = Shape(),
-    sizes: Sizes = SIZES,
     *,
     on: str = "host",
     memory_bytes: int = 8 << 20,
     cache_bytes: int | None = None,
     host_cache_bytes: int = 0,
     output_row_bytes: int | None = None,
-    **changed: Any,
-) -> MemoryPlan:
+) -> budget.Budget:
     options: dict[str, Any] = {"memory_bytes": memory_bytes, "cache_bytes": cache_bytes, "bounce_bytes": 4096}
     options |= {"tables": [table], "output_row_bytes": {table.name: output_row_bytes or table.row_bytes}}
-    sizes = replace(sizes, **changed)
     if on == "host":
-        return budget.HostBudget(**options).share(sizes)
-    return DeviceBudget(**options, host_cache_bytes=host_cache_bytes).share(sizes)
+        return budget.HostBudget(**options)
+    return DeviceBudget(**options, host_cache_bytes=host_cache_bytes)
+
+
+def share(table: Shape = Shape(), sizes: Sizes = SIZES, **changed: Any) -> MemoryPlan:
+    """changed: arguments of budget_of(), and fields of the sizes."""
+    options = {name: changed.pop(name) for name in list(changed) if name in budget_of.__annotations__}
+    return budget_of(table, **options).share(replace(sizes, **changed))
 
 
 def total(plan: MemoryPlan) -> int:
@@ -111,24 +114,29 @@ def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:
     assert lines[-1].sizes.window_batches == 16
 
 
-def test_outputs_are_given_late_before_the_lines_get_too_few() -> None:
-    """Three outputs of 400 kB, or two."""
-    large: dict[str, Any] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096}
-    roomy, scarce, starved = (share(memory_bytes=n, **large) for n in (4_000_000, 1_700_000, 1_400_000))
-    assert [plan.sizes.late_outputs for plan in (roomy, scarce, starved)] == [False, False, True]
-    assert roomy.purposes["outputs"] > scarce.purposes["outputs"] > starved.purposes["outputs"]
-    assert starved.purposes["lines"] > 100_000
+@both_budgets
+def test_where_memory_is_short_fewer_are_planned_before_room_for_larger_ones_goes(on: str) -> None:
+    """Minibatches of 400 rows of 1 KiB; of 500, if a quarter larger."""
+    large: dict[str, Any] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096, "on": on}
+    with pytest.raises(MemoryBudgetError) as caught:
+        share(memory_bytes=100_000, **large)
+    least = int(re.findall(r"= (\d+) bytes", str(caught.value))[0])
+    plans = [share(memory_bytes=n, **large) for n in range(least, 4 * least, 50_000)]
+    ways = [(plan.sizes.rows["paper.feat"], plan.sizes.planned_batches) for plan in plans]
+    assert list(dict.fromkeys(ways)) == [(400, 1), (500, 1), (500, 2)]
+    for plan in plans:
+        if plan.sizes.planned_batches == 2:
+            assert plan.line_bytes >= plan.purposes["outputs"]
 
 
 def test_a_fixed_number_of_planned_minibatches_stays() -> None:
     large: dict[str, Any] = {"rows": {"paper.feat": 400}, "planned_batches": 4, "most_planned_batches": 4}
-    for least in (1, 4):
-        plans = [share(memory_bytes=n, least_planned_batches=least, **large) for n in (1_400_000, 8 << 20)]
-        assert [p.sizes.planned_batches for p in plans] == [4, 4]
-    less: dict[str, Any] = {"memory_bytes": 920_000, "minibatch_bytes": 10_000, **large}
-    assert share(least_planned_batches=1, **less).sizes.planned_batches == 1
+    for memory_bytes, planned in ((8 << 20, 4), (2_200_000, 1)):
+        assert share(memory_bytes=memory_bytes, **large).sizes.planned_batches == planned
+    fixed = large | {"least_planned_batches": 4}
+    assert share(memory_bytes=2_200_000, **fixed).sizes.planned_batches == 4
     with pytest.raises(MemoryBudgetError):
-        share(least_planned_batches=4, **less)
+        share(memory_bytes=1_400_000, **fixed)
 
 
 @both_budgets
@@ -149,6 +157,19 @@ def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: st
         share(on=on, memory_bytes=int((0.93 if on == "host" else 0.5) * enough))
 
 
+@both_budgets
+@pytest.mark.parametrize("host_cache_bytes", [0, 50_000])
+def test_the_memory_that_is_advised_for_lines_is_enough(on: str, host_cache_bytes: int) -> None:
+    table, sizes = Shape(page_count=10_000), replace(SIZES, rows={"paper.feat": 400}, page_bytes=400 * 4096)
+    for memory_bytes in range(2_800_000, 4_000_000, 100_000):
+        given = budget_of(table, on=on, memory_bytes=memory_bytes, host_cache_bytes=host_cache_bytes)
+        plan = given.share(sizes)
+        missing = max(0, 200 * 4096 - plan.line_bytes)
+        enough = int(given.enough_for_lines(sizes, plan.purposes["lines"] + missing))
+        assert replace(given, memory_bytes=enough).share(sizes).line_bytes >= 200 * 4096
+        assert enough < 5_500_000
+
+
 def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str, int], int]:
     """(tables, sizes, bytes of an output row, bounce pool)."""
     tables = []
@@ -167,7 +188,7 @@ def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str,
         least_planned_batches=int(rng.integers(1, planned + 1)),
         waiting_batches=int(rng.integers(0, 4)),
         source_bytes=lambda waiting: 10_000 * (1 + waiting),
-        growths=GROWTHS if rng.random() < 0.7 else (1.0,),
+        growth=GROWTH if rng.random() < 0.7 else 1.0,
     )
     of_rows = {t.name: t.row_bytes for t in tables}
     pages = sum(sizes.rows[t.name] * t.page_bytes for t in tables)
@@ -181,7 +202,7 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
     tables, sizes, of_rows, bounce = random_case(rng)
     cache_bytes = None if rng.random() < 0.7 else int(10 ** rng.uniform(3, 9))
     smallest = replace(
-        sizes.grown(sizes.growths[-1]),
+        sizes,
         window_batches=0,
         waiting_batches=0,
         planned_batches=sizes.least_planned_batches,
@@ -189,9 +210,9 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
     host = budget.HostBudget(
         tables=tables, output_row_bytes=of_rows, bounce_bytes=bounce, memory_bytes=0, cache_bytes=cache_bytes
     )
-    least = min(sum(host.needed(replace(smallest, late_outputs=late)).values()) for late in (False, True))
+    least = sum(host.needed(smallest).values())
     before = 0
-    by_mode: dict[tuple[bool, int, int], int] = {}
+    by_mode: dict[tuple[int, int], int] = {}
     for memory_bytes in sorted({least - 1, least, *(int(least * 1.05**n) for n in range(1, 120))}):
         given = replace(host, memory_bytes=memory_bytes)
         if memory_bytes < least:
@@ -215,7 +236,7 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
         if not plan.capped and len(tables) == 1:
             assert working >= before - slack
             before = working
-        mode = (held.late_outputs, held.planned_batches, held.rows["t0"])
+        mode = (held.planned_batches, held.rows["t0"])
         ahead = plan.purposes["lines"] + plan.purposes["window"]
         assert ahead >= by_mode.get(mode, 0) - slack - plan.purposes["requests"] // 10 or plan.capped
         by_mode[mode] = ahead

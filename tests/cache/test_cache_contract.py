@@ -1,4 +1,4 @@
-"""The contract of both caches with the loader: the Cache protocol of gids/loader/readers.py.
+"""The contract of both caches with the loader: the Cache protocol of gids/loader/rows.py.
 
 Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
 and on the cache in device memory, emulated and on a GPU where there is one; if slow tests run, also with the
@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
-import threading
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ import pytest
 import torch
 from cache_runs import (
     FLOATS,
-    POLICIES,
     Make,
     check,
     check_cancel,
@@ -33,8 +29,8 @@ from cache_runs import (
     marked,
     random_batches,
     rows_of,
-    run,
     several_tables,
+    windowed,
 )
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
@@ -42,13 +38,11 @@ from raw_table import RawTable, write_raw_table, write_scaled_table
 from gids import _core
 from gids.cuda import Device
 from gids.errors import StorageError
-from gids.loader.epoch_stream import EpochStream, Sampled
-from gids.loader.readers import CacheReader
 
 
 @pytest.fixture(
     params=[
-        *("host", "host-late", "emulated"),
+        *("host", "emulated"),
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("emulated-warp", "emulated-copy")),
         *(pytest.param(kind, marks=pytest.mark.gpu) for kind in ("cuda", "cuda-warp", "cuda-copy")),
     ]
@@ -62,7 +56,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
         print(f"emulator seed {seed}")
         device = emulator.EmulatedDevice(seed)
-    options: dict[str, Any] = {"threads": 2, "late_outputs": how == "late"} if device is None else {}
+    options: dict[str, Any] = {"threads": 2} if device is None else {}
     options |= {"warp": {"wait": "warp"}, "copy": {"transfer": "copy"}}.get(how, {})
     with Make(device, **options) as made:
         yield made
@@ -70,50 +64,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         assert not device.mapped, "host memory is still mapped"
 
 
-GEOMETRIES = [
-    (1024, torch.float32, 4096),  # a row is a page
-    (100, torch.float32, 4096),  # ten rows to a page, with padding
-    (301, torch.float32, 4096),  # three rows to a page, of 4 bytes mod 16
-    (602, torch.float32, 4096),  # one row and padding
-    (3, torch.int8, 512),  # 170 rows to a page, single bytes
-    (1, torch.float16, 512),  # rows of 2 bytes
-    (1100, torch.float64, 4096),  # a row longer than a page
-    (768, torch.bfloat16, 512),  # longer than a page, three sectors
-    (1, torch.int64, 512),
-]
 """Values of a row, and bytes of a page."""
-LINES = [(0, 0), (1, 0), (40, 0), (20, 10), (0, 3), (1000, 0)]
-WINDOWS = [(0, 1), (6, 3), (16, 2), (4, 4), (20, 4)]
-ENGINES = ["uring", "threads", "mmap"]
-SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(9, 18)]
-
-
-@pytest.mark.parametrize("number", [*range(9), *SLOW])
-def test_rows_equal_the_source_in_runs_that_a_number_draws(tmp_path: Path, make: Make, number: int) -> None:
-    """Every policy with every geometry, and minibatches that are kept to the end. Lines, windows and engines
-    take turns."""
-    rng = np.random.default_rng(number)
-    dim, dtype, page_bytes = GEOMETRIES[number % len(GEOMETRIES)]
-    rows, shards = make_rows(600, dim, dtype), 1 + number % 3
-    table = write_raw_table(tmp_path, rows, page_bytes=page_bytes, shards=shards)
-    policies = POLICIES if make.on_device else [*POLICIES, "lru"]
-    for turn, policy in enumerate(policies, number):
-        lines, host_lines = LINES[turn % len(LINES)]
-        window, planned = WINDOWS[turn % len(WINDOWS)]
-        options = {} if make.on_device else {"kind": ENGINES[turn % len(ENGINES)]}
-        cache = make(table, lines, host_lines, policy=policy, **options)
-        count, most = (2, 150) if make.on_device else (5, 300)
-        batches = random_batches(rng, table, count, most)
-        batches += random_batches(rng, table, count, most, repeat=False)
-        if turn % 2:
-            check(cache, [table], batches, window, planned)
-        else:
-            kept = list(run(cache, batches, window, planned))
-            for ids, got in zip(batches, kept, strict=True):
-                assert same_bits(got[table.name], table.rows[ids[table.name]])
-        stats = cache.stats()[table.name]
-        if policy == "lookahead":
-            assert stats["loads"] > 0 if lines + host_lines else stats["bypasses"] > 0
 
 
 @pytest.mark.parametrize("scale", ["row", "column"])
@@ -276,7 +227,7 @@ def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path, make:
 
 
 @pytest.mark.parametrize("planned", [1, 3])
-def test_a_stream_goes_on_after_a_failed_page_and_ends_at_an_id_out_of_range(
+def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
     tmp_path: Path, make: Make, planned: int
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
@@ -285,20 +236,19 @@ def test_a_stream_goes_on_after_a_failed_page_and_ends_at_an_id_out_of_range(
     make.engine.inject_faults(table.faults(9, errno.EIO))
     wanted: list[list[int]] = [[1, 2], [95, 1], [3], [90], [], [5, 6], [7, 400], [8], [9]]
     batches = [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted]
-    reader = CacheReader(lambda batch, ids, first: cache, lambda: 2, lambda: planned)
-    stream = EpochStream(Sampled(batches), reader, lambda batch: batch)
-    for ids in wanted[:6]:
-        if 9 in [i // 10 for i in ids]:
-            with pytest.raises(StorageError) as caught:
-                next(stream)
-            assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
-            assert caught.value.offset == offset
-        else:
-            assert same_bits(next(stream)[1][table.name], table.rows[torch.tensor(ids, dtype=torch.int64)])
+    stream = windowed(cache, batches, 2, planned)
+    assert same_bits(next(stream)[1][table.name], table.rows[torch.tensor(wanted[0])])
+    with pytest.raises(StorageError) as caught:
+        next(stream)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+    assert caught.value.offset == offset
+    assert not marked(cache, table)
+    stream = windowed(cache, batches[4:], 2, planned)
+    next(stream)
+    next(stream)
     with pytest.raises(IndexError, match=f"table '{table.name}': id 400 at position 1 is out of range"):
         next(stream)
     assert not marked(cache, table)
-    assert list(stream) == []
     check(cache, [table], [{table.name: torch.tensor([8, 399])}], 0, 1)
 
 
@@ -344,29 +294,6 @@ def test_at_most_24_steps_are_live_and_they_go_in_order(tmp_path: Path, make: Ma
             call()
     cache.cancel()
     assert not marked(cache, table)
-
-
-def test_two_threads_may_cancel_at_once(tmp_path: Path, make: Make) -> None:
-    """One drops the stream whose steps are live, and another one frees the cache."""
-    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
-    cache, start, before = make(table, 60), threading.Barrier(2), sys.getswitchinterval()
-
-    def cancel(_: int) -> None:
-        start.wait()
-        cache.cancel()
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            for _ in range(10):
-                first = cache.next_step
-                for step in range(first, first + 8):
-                    cache.enter(step, {table.name: torch.arange(500)})
-                cache.plan(first)
-                list(threads.map(cancel, range(2)))
-    finally:
-        sys.setswitchinterval(before)
-    cache.audit()
 
 
 def test_counters_add_up_and_memory_is_listed_by_purpose(tmp_path: Path, make: Make) -> None:

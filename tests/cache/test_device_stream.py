@@ -6,22 +6,17 @@ import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cache_runs import Make
+from cache_runs import Batch, Make, windowed
 from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError
-from gids.loader.epoch_stream import EpochStream, Sampled
-from gids.loader.readers import CacheReader
-
-Batch = dict[str, torch.Tensor]
 
 
 @pytest.fixture
@@ -46,16 +41,6 @@ def batches_of(table: RawTable, count: int, seed: int = 0) -> list[Batch]:
         {table.name: torch.from_numpy((400 * rng.random(rng.integers(0, 150)) ** 2).astype(np.int64))}
         for _ in range(count)
     ]
-
-
-def windowed(
-    cache: DeviceFeatureCache,
-    batches: list[Batch],
-    window: int,
-    planned: int,
-) -> EpochStream[Batch]:
-    reader = CacheReader(lambda batch, ids, first: cache, lambda: window, lambda: planned)  # type: ignore[arg-type, return-value]
-    return EpochStream(Sampled(batches), reader, lambda batch: batch)
 
 
 def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
@@ -95,27 +80,6 @@ def test_after_its_queue_ended_the_cache_raises_and_close_removes_all_marks(
     assert not np.any(words & np.uint64(0xFFFFFF))
     assert not np.any(words >> np.uint64(62) == 1)
     cache.audit()
-
-
-def test_a_stream_that_is_collected_while_its_steps_are_cancelled(
-    cache: DeviceFeatureCache, table: RawTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The garbage collector runs in the thread that frees the cache, and closes the stream there."""
-    abandon = cache._reads.abandon
-
-    def collect(plan: Any) -> None:
-        cache.cancel()
-        abandon(plan)
-
-    monkeypatch.setattr(cache._reads, "abandon", collect)
-    for step in range(3):
-        cache.enter(step, {table.name: torch.arange(50 * step, 50 * step + 50)})
-        cache.plan(step)
-    cache.cancel()
-    cache.audit()
-    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
-    for batch, features in windowed(cache, batches_of(table, 4), 2, 2):
-        assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
 
 
 def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:

@@ -34,11 +34,6 @@ def make() -> Iterator[Make]:
         yield made
 
 
-@pytest.fixture(params=[False, True], ids=["output-at-plan", "output-at-gather"])
-def late(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def test_lines_take_memory_as_they_are_used(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024)
     before = resident_bytes()
@@ -110,9 +105,9 @@ def test_only_the_wanted_rows_of_a_single_page_without_a_line_are_read(
     assert make.engine.stats()["bytes_read"] == (6 * 4096 if check_crc else expected)
 
 
-def test_a_bad_sector_beside_the_wanted_rows_is_not_an_error(tmp_path: Path, make: Make, late: bool) -> None:
+def test_a_bad_sector_beside_the_wanted_rows_is_not_an_error(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 128))  # 8 rows a page
-    cache = make(table, 16, late_outputs=late)
+    cache = make(table, 16)
     make.engine.inject_faults([(0, 4096 * 3 + 512 * 2, errno.EIO, 1 << 30)])  # row 26
     for wanted, readable in (([25, 24], True), ([27, 30], True), ([25, 27], False), ([26], False)):
         cache.enter(step := cache.next_step, {table.name: torch.tensor(wanted)})
@@ -128,19 +123,16 @@ def test_a_bad_sector_beside_the_wanted_rows_is_not_an_error(tmp_path: Path, mak
     cache.audit()
 
 
-def test_late_outputs_with_more_rows_than_one_part(tmp_path: Path, make: Make) -> None:
+def test_more_rows_than_one_part_are_read_past_the_cache(tmp_path: Path, make: Make) -> None:
     """With pages whose reads fail once, and one that cannot be read."""
     table = write_raw_table(tmp_path, make_rows(200_000, 4), page_bytes=512, shards=2)  # 32 rows a page
     ids = torch.from_numpy(np.random.default_rng(5).integers(0, 200_000, 150_000))
-    cache = make(table, 100, late_outputs=True, threads=2)
+    cache = make(table, 100, threads=2)
     make.engine.inject_faults([(0, 512 * 1000, errno.EIO, 1), (1, 512 * 2000, errno.EIO, 1)])
-    for _ in range(2):
-        assert same_bits(rows_of(cache, table, ids), table.rows[ids])
+    assert same_bits(rows_of(cache, table, ids), table.rows[ids])
     make.engine.inject_faults([(0, 512 * 1000, errno.EIO, 1 << 30)])
-    cache.enter(step := cache.next_step, {table.name: ids})
-    cache.plan(step)
-    features, error = cache.gather(step)
-    cache.retire(step)
+    features, error = cache.read_through({table.name: ids})
+    assert isinstance(error, gids.StorageError)
     assert (error.errno, error.offset) == (errno.EIO, 512 * 1000)
     readable = ids // 32 != 2 * 1000  # pages alternate between the shards
     assert same_bits(features[table.name][readable], table.rows[ids[readable]])
@@ -153,19 +145,16 @@ def test_late_outputs_with_more_rows_than_one_part(tmp_path: Path, make: Make) -
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("page_bytes", "lines"), [(512, 0), (4096, 200), (512, 3000)])
 def test_minibatches_stay_within_their_memory(
-    tmp_path: Path, make: Make, page_bytes: int, lines: int, late: bool
+    tmp_path: Path, make: Make, page_bytes: int, lines: int
 ) -> None:
     """4 bytes per page; requests and memory to plan in as the budget counts them per row."""
     rows, size, window, planned = 40_000, 3000, 5, 3
     table = write_raw_table(tmp_path, make_rows(rows, 128), page_bytes=page_bytes)
-    cache = make(table, lines, late_outputs=late)
+    cache = make(table, lines)
     rng = np.random.default_rng(lines)
     batches = [{table.name: torch.from_numpy(rng.permutation(rows)[:size])} for _ in range(20)]
     at_once = size * (planned * _core.PLANNED_ROW_BYTES + _core.PLANNING_ROW_BYTES)
-    if late:
-        at_once = size * _core.PLANNED_ROW_BYTES + size * _core.PLANNING_ROW_BYTES + lines * _core.LOAD_BYTES
-    else:
-        at_once += min(lines, size) * 16
+    at_once += min(lines, size) * 16
     for _ in run(cache, batches, window, planned):
         memory = cache.memory()
         assert memory["window"] <= 4 * size * (window + planned)

@@ -22,7 +22,7 @@ from open_options import tuned
 
 import gids
 import gids.distributed
-from gids.cuda.device import Device, MadeOn, Mapping
+from gids.cuda.device import Device, Mapping
 from gids.cuda.host_memory import host_memory
 from gids.store import Table
 from gids.write import DatasetWriter
@@ -117,19 +117,6 @@ def of_edges(source: gids.Source) -> tuple[Any, Made]:
     return loader, sampled(loader)
 
 
-def of_features(source: gids.Source, device: LateDevice) -> tuple[Any, Made]:
-    loader = gids.FeatureLoader(source, ["paper.feat"], device="cuda")
-    stream, batches = device.new_stream(), [torch.randint(0, NODES, (60,)) for _ in range(8)]
-
-    def ids_of(ids: torch.Tensor) -> Rows:
-        made = torch.full_like(ids, -1)  # what is there until the stream has done its work
-        stream.put(lambda: made.copy_(ids))
-        device.note_written(stream, [made])
-        return MadeOn({"paper.feat": made}, device, stream)
-
-    return loader, ((ids, None, features) for ids, features in loader.attach(batches, ids_of))
-
-
 def of_pyg_nodes(source: gids.Source) -> tuple[Any, Made]:
     pyg = pytest.importorskip("gids.pyg")
     tables = {"x": "paper.feat", "weight": "paper.cites.paper.weight"}
@@ -137,24 +124,12 @@ def of_pyg_nodes(source: gids.Source) -> tuple[Any, Made]:
     return loader, of_pyg(loader)
 
 
-def of_dgl_nodes(source: gids.Source) -> tuple[Any, Made]:
-    dgl = pytest.importorskip("gids.dgl", exc_type=ImportError)
-    from dgl.dataloading import NeighborSampler
-
-    graph, sampler = dgl.graph(source), NeighborSampler([4, 4], prefetch_node_feats=["feat"])
-    loader = dgl.DataLoader(graph, SEEDS, sampler, gids=source, batch_size=20, gids_device="cuda")
-    return loader, ((nodes, None, {"paper.feat": blocks[0].srcdata["feat"]}) for nodes, _, blocks in loader)
-
-
-LOADERS = [of_nodes, of_edges, of_features, of_pyg_nodes, of_dgl_nodes]
-
-
 def check(device: LateDevice, source: gids.Source, make: Any, rows: Rows) -> int:
     """Compare the rows of two epochs with the tables, beside a late stream of training."""
     training, count = device.new_stream(), 0
     with source:
         for _ in range(2):
-            loader, minibatches = make(source, device) if make is of_features else make(source)
+            loader, minibatches = make(source)
             with device.use(training):
                 for nodes, edges, features in minibatches:
                     training.put(lambda: None)
@@ -165,15 +140,6 @@ def check(device: LateDevice, source: gids.Source, make: Any, rows: Rows) -> int
                     del found, features
             loader.close()
     return count
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("reads", ["random", "pack"])
-@pytest.mark.parametrize("make", LOADERS, ids=lambda make: make.__name__)
-def test_minibatches_of_a_loader_are_waited_for(
-    late: LateDevice, path: Path, rows: Rows, make: Any, reads: Any
-) -> None:
-    assert check(late, gids.open(path, reads=reads, **tuned(OPTIONS)), make, rows) >= 10
 
 
 @pytest.mark.few(1)

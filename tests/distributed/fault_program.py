@@ -40,8 +40,8 @@ def make_no_loader(_: Tell, dataset: Path) -> None:
 def read_damaged(
     dataset: Path, whole: Path, shard: Path, arguments: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Two epochs. Rank 1's shard has no second half in the first one. By epoch: the steps that failed, and
-    why; and the files of these errors. All other minibatches are right."""
+    """Two epochs. Rank 1's shard has no second half in the first one, which an error ends. By epoch: the step
+    that failed, and why; and the files of these errors. All minibatches before it are right."""
     rank, size = dist.get_rank(), dist.get_world_size()
     content, cooperative = shard.read_bytes(), bool(arguments.get("cooperative"))
     plain: dict[str, Any] = {**arguments, "rank": rank, "world_size": size}
@@ -67,12 +67,19 @@ def read_damaged(
                 except gids.StorageError as error:
                     errors.append((step, str(error)))
                     seen["files"].add(error.filename)
-                    continue
+                    assert loader.state_dict()["step"] == step
+                    break
                 if cooperative:
                     check_cooperative(minibatch, expected, alone)
                     minibatch.exchange(0, minibatch.input_nodes)
                 else:
                     check_same(minibatch, expected)
-            assert next(mine, None) is None
+            if errors:
+                try:
+                    next(mine)
+                except RuntimeError as error:
+                    errors.append((None, str(error)))
+            else:
+                assert next(mine, None) is None
             seen["errors"].append(errors)
     return seen

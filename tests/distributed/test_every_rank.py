@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ MORE = [0, 7, 12, 30, 9738]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, TortureData]:
-    return torture_run.open_data(tmp_path_factory.mktemp("torture"))
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, TortureData]]:
+    with torture_run.opened_data(tmp_path_factory.mktemp("torture")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("number", [*USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])

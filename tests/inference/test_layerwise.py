@@ -189,7 +189,7 @@ def test_a_model_that_raises_leaves_nothing_behind(one_type: Path, at: int) -> N
 
 def test_a_source_that_is_closed_meanwhile_raises(one_type: Path) -> None:
     source = gids.open(one_type, memory=9 << 20)
-    with pytest.raises(ValueError, match="the source was closed before layer 1 was complete"):
+    with pytest.raises(ValueError, match="FeatureLoader is closed"):
         layerwise(failing(0), source, layer_count=2, progress=lambda i, *_: source.close() if i else None)
 
 

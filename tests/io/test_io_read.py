@@ -48,7 +48,6 @@ def test_random_reads_equal_the_files(
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     options = {"depth": depth, "max_merge_bytes": max_merge_bytes, "max_read_bytes": 40000}
-    options["staging_slots"] = 2 if depth == 4 else 0
     with gids.io.open_engine(shards, kind, **options) as engine:
         assert engine.name == kind
         reads = 0
@@ -103,53 +102,6 @@ def test_neighboring_pages_are_merged_and_single_pages_are_not(
             engine.read(files, np.arange(64) * 2 * PAGE, PAGE, memory(64, PAGE))
             assert engine.stats()["requests"] == requests + 64
             assert engine.stats()["bytes_read"] == engine.stats()["bytes_asked"] == 128 * PAGE
-
-
-def test_long_merges_to_scattered_memory_take_staging(
-    shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
-) -> None:
-    """Of 128 pages at most. Shorter ones, and those that are side by side in memory, do not need it."""
-    expected = contents[0][: 192 * PAGE].reshape(192, PAGE)
-    for slots in (1, 3):
-        with gids.io.open_engine(shards, kind, depth=8, staging_slots=slots) as engine:
-
-            def read(pages: np.ndarray, engine: gids.io.Engine = engine) -> int:
-                before, out = engine.stats()["requests"], memory(len(pages), PAGE)
-                assert not engine.read(np.zeros(len(pages), np.uint32), pages * PAGE, PAGE, out).any()
-                assert np.array_equal(out, expected[pages])
-                return int(engine.stats()["requests"] - before)
-
-            backwards = np.arange(192)[::-1]
-            assert read(backwards) == (6 if kind == "mmap" else 2)
-            assert read(np.arange(192)) == 6
-            assert read(backwards[:15]) == 1
-            # Its error is that of one read, as without staging.
-            engine.inject_faults([(0, 70 * PAGE, errno.EIO, 1), (0, 3 * PAGE, errno.EINTR, 2)])
-            out = memory(192, PAGE)
-            errors = engine.read(np.zeros(192, np.uint32), backwards * PAGE, PAGE, out)
-            assert np.flatnonzero(errors).tolist() == [192 - 1 - 70]
-            assert np.array_equal(out[errors == 0], expected[backwards[errors == 0]])
-
-
-def test_a_batch_that_waits_for_staging_holds_nobody_up_for_good(
-    shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
-) -> None:
-    """Several threads, one slot; long merges of aligned pages and of short rows, among single pages."""
-    options = {"depth": 8, "threads": 3, "staging_slots": 1}
-    with gids.io.open_engine(shards, kind, **options) as engine, ThreadPoolExecutor(4) as pool:
-
-        def work(seed: int) -> None:
-            rng = np.random.default_rng(seed)
-            for step in range(6):
-                nbytes = (PAGE, 100, PAGE)[step % 3]
-                if step % 3 == 2:
-                    offsets = rng.integers(0, 140, 60) * PAGE
-                else:
-                    offsets = rng.permutation(100 * PAGE // nbytes) * nbytes
-                files, out = rng.integers(0, 2, len(offsets)).astype(np.uint32), memory(len(offsets), nbytes)
-                check(contents, files, offsets, out, engine.read(files, offsets, nbytes, out))
-
-        list(pool.map(work, range(8)))
 
 
 def test_unaligned_neighbors_read_each_block_once(shards: list[Path], memory: Memory) -> None:

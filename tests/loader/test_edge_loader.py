@@ -85,36 +85,6 @@ def edges_of(m: EdgeMinibatch, block: Block) -> list[tuple[int, int]]:
     return list(zip(of(block.relation[0])[src].tolist(), of(block.relation[2])[dst].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("negatives", [0, 1, 3])
-@pytest.mark.parametrize("relation", [FOLLOWS, BUYS])
-def test_every_seed_edge_comes_once_with_its_negatives(
-    several: Path, edges: Pairs, rows: dict[str, torch.Tensor], relation: Relation, negatives: int
-) -> None:
-    chosen = torch.from_numpy(edges[relation][:, ::3].copy())
-    count = chosen.shape[1]
-    with open_loader(several, chosen, relation=relation, negatives=negatives) as loader:
-        assert len(loader) == -(-count // 64)
-        for epoch in range(2):
-            order = loader.order(epoch)
-            positive, wrong = [], []
-            for m in loader:
-                assert isinstance(m, EdgeMinibatch)
-                p = m.positive_count
-                pairs = ends_of(m, relation)
-                assert m.labels.tolist() == [1.0] * p + [0.0] * (p * negatives)  # type: ignore[union-attr]
-                assert pairs.shape[1] == p * (1 + negatives)
-                assert np.array_equal(pairs[0, p:], pairs[0, :p].repeat(negatives))
-                positive.append(pairs[:, :p])
-                wrong.append(pairs[1, p:])
-                for ntype, ids in m.seeds.items():  # type: ignore[union-attr]
-                    assert torch.equal(ids, ids.unique())
-                    assert torch.equal(m.input_nodes[ntype][: len(ids)], ids)  # type: ignore[index]
-                    assert torch.equal(m.features[f"{ntype}.feat"], rows[ntype][m.input_nodes[ntype]])  # type: ignore[index]
-            assert np.array_equal(np.concatenate(positive, axis=1), chosen.numpy()[:, order])
-            drawn = np.concatenate(wrong)
-            assert len(drawn) == count * negatives
-
-
 def test_negatives_are_uniform(several: Path) -> None:
     counts = np.zeros(ITEMS)
     with open_loader(several, None, relation=BUYS, negatives=20, tables=[], sampler=[1]) as loader:

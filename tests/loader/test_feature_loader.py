@@ -5,17 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,13 +21,7 @@ from open_options import feature_loader, tuned
 
 import gids
 from gids import _core
-from gids.cache import FeatureCache
-from gids.closing import OwnLock, Threads
-from gids.loader import feature_loader as feature_loader_module
-from gids.loader.epoch_stream import EpochStream
-from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
-from gids.loader.row_source import EpochInput
 
 
 @pytest.mark.few(3)
@@ -199,20 +188,6 @@ def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
             gc.enable()
 
 
-def test_no_stream_begins_while_the_loader_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another thread: it would gather from the cache that is freed next."""
-    loader = feature_loader(path, ["paper.feat"])
-    stats = loader.stats
-
-    def begin() -> Any:
-        with pytest.raises(ValueError, match="closed"):
-            loader.attach(minibatches(1), ids_of)
-        return stats()
-
-    monkeypatch.setattr(loader, "stats", begin)
-    loader.close()
-
-
 def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
     loader = feature_loader(path, ["paper.feat"], memory=1 << 30)
     everything = [{"paper.feat": torch.arange(ROWS)}]
@@ -249,40 +224,10 @@ def warnings_of_size(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "minibatch_rows=" in r.getMessage()]
 
 
-def test_minibatches_larger_than_the_first_are_warned_of_in_one_epoch_and_have_room_in_the_next(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = 4 << 20  # a minibatch of all rows is 3 MB, as are the lines that the table may get
-    reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 700, 900)]
-    options = {"memory": given, "queue_depth": 16, "window": 0, "planned": 1}
-
-    def memory_after(*epochs: list[Any], minibatch_rows: Any = None) -> list[int]:
-        with feature_loader(path, ["paper.feat"], minibatch_rows=minibatch_rows, **options) as loader:
-            used = []
-            for epoch in epochs:
-                for _ in loader.attach(epoch, ids_of):
-                    pass
-                used.append(sum(loader.stats()["memory"].values()))
-            return used
-
-    first, second, third = memory_after(reads, reads, reads)
-    assert second == third <= given < first
-    [said] = warnings_of_size(caplog)
-    assert "a minibatch reads 900 rows" in said
-    assert "the next one leaves room" in said
-    assert "minibatch_rows=900, " in said
-    caplog.clear()
-    for foretold in (900, {"paper.feat": 900}):
-        assert max(memory_after(reads, minibatch_rows=foretold)) <= given
-    one_by_one = [[ids] for ids in reads]  # as gids.graphbolt.Feature reads
-    assert max(memory_after(*one_by_one)) <= given
-    assert not warnings_of_size(caplog)
-
-
 def test_memory_that_the_machine_does_not_have_is_warned_of_once(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gids.loader.feature_loader.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("gids.loader.memory.available_bytes", lambda: 1 << 20)
     with feature_loader(path, ["paper.feat"], memory="1TB") as loader:
         for _ in range(2):
             list(loader.attach([{"paper.feat": torch.arange(900)}], ids_of))
@@ -291,113 +236,66 @@ def test_memory_that_the_machine_does_not_have_is_warned_of_once(
     assert "1.0 MB are available" in said
 
 
-@pytest.mark.parametrize("kind", ["sampled", "converted", "foretold"])
-def test_whatever_grows_in_minibatches_has_room_in_the_next_epoch(path: Path, kind: str) -> None:
-    """kind: what grows: the memory of sampled minibatches; rows of a table that takes little on disk, beside
-    fewer rows of others; or all rows, of which another loader of the source told in mid-epoch."""
-    given, planned = 4 << 20, None if kind == "sampled" else 1
-    options = {
-        "memory": given,
-        "queue_depth": 16,
-        "window": 4 if kind == "sampled" else 0,
-        "planned": planned,
-    }
-    dtype = torch.float32 if kind == "converted" else None
-    rows = [
-        {"paper.feat": torch.arange(n), "author.feat": torch.arange(m)}
-        for n, m in [(3, 3)] + [{"sampled": (3, 3), "converted": (3, 260), "foretold": (900, 3)}[kind]] * 9
-    ]
-    if kind == "converted":
-        rows.insert(1, {"paper.feat": torch.arange(700), "author.feat": torch.arange(3)})
-    sizes = [0 if kind != "sampled" else 400_000 if i else 1000 for i in range(len(rows))]
-    with gids.open(path, **tuned(options)) as source:
-        users = [_User(), _User()]
-        loader = source.feature_loader(users[0], TABLES, dtype=dtype)
+def test_a_minibatch_larger_than_planned_for_goes_above_the_memory_with_one_warning(
+    path: Path, source: Ids, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = 4 << 20  # a minibatch of 900 rows is 1 MB
+    options = {"memory": given, "queue_depth": 16, "window": 0, "planned": 1, "reads": "random"}
+    batches = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 700, 900)]
 
-        def memory_after_an_epoch() -> int:
-            steps = list(zip(rows, sizes, strict=True))
-            for _ in loader.attach(steps, lambda step: step[0], bytes_of=lambda step: step[1]):
-                pass
-            return sum(loader.stats()["memory"].values())
+    def memory_after(*epochs: list[Ids], minibatch_rows: Any = None) -> list[int]:
+        with feature_loader(path, ["paper.feat"], minibatch_rows=minibatch_rows, **options) as loader:
+            used = []
+            for epoch in epochs:
+                for minibatch, features in loader.attach(epoch, ids_of):
+                    check(source, minibatch, features)
+                used.append(sum(loader.stats()["memory"].values()))
+            return used
 
-        if kind == "foretold":
-            epoch = iter(loader.attach(rows[:1] * 2, ids_of))
-            next(epoch)
-            assert source.feature_loader(users[1], TABLES, minibatch_rows={"paper.feat": 900}) is loader
-            next(epoch)
-            epoch.close()
-        else:
-            assert memory_after_an_epoch() > given
-        assert memory_after_an_epoch() <= given
+    assert min(memory_after(batches, batches)) > given
+    [said] = warnings_of_size(caplog)
+    assert said.startswith("a minibatch of 900 rows is larger than memory was divided for")
+    assert "than memory=4194304. Give minibatch_rows=900, " in said
+    caplog.clear()
+    for foretold in (900, {"paper.feat": 900}):
+        assert max(memory_after(batches, batches, minibatch_rows=foretold)) <= given
+    assert max(memory_after([{"paper.feat": torch.arange(n)} for n in (800, 990, 1000)])) <= given
+    assert not warnings_of_size(caplog), "a quarter more has room"
 
 
-class _User:
-    """Of a FeatureLoader that loaders share."""
-
-
-def test_minibatches_that_no_cache_has_room_for(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One that comes first is refused, and leaves no trace. A later one is warned of, in later epochs too."""
-    options = {"memory": 3 << 20, "queue_depth": 16, "window": 0, "heat": "none"}
-    with gids.open(path, **tuned(options)) as source:
-        loader, other = (gids.FeatureLoader(source, [name]) for name in TABLES)
-
-        def read(*rows: int, nbytes: int = 0) -> None:
-            steps = [{"paper.feat": torch.arange(n)} for n in rows]
-            list(loader.attach(steps, ids_of, bytes_of=lambda _: nbytes))
-
-        for wrong in ({"nbytes": 8 << 20}, {}):
-            with pytest.raises(gids.MemoryBudgetError):
-                read(2900, **wrong)
-            read(3, 3)
-            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))  # takes the memory
-        assert not caplog.records
-        for _ in range(2):
-            read(3, 2900)
-            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))
-        [said] = [r.getMessage() for r in caplog.records]
-        assert "in later epochs too: give more memory" in said
-        assert "minibatch_rows" not in said
-
-
-def test_minibatches_are_sampled_in_bulk_again_once_there_is_room_for_larger_ones(path: Path) -> None:
-    options = {"memory": 9 << 19, "queue_depth": 16, "window": 4, "planned": 1}
-    with feature_loader(path, ["paper.feat"], **options) as loader:
-        for _epoch in range(2):
-            reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 900)]
-            epoch = EpochInput(minibatches=reads, ids_of=ids_of, learned=Learned(), waiting_batches=3)
-            for _ in loader.attach_epoch(epoch):
-                assert loader.waiting_batches == 3
-        assert loader.window == 4
-
-
-def test_more_minibatches_are_planned_only_while_they_have_room(path: Path) -> None:
-    """All pages are in the cache soon, so that up to eight are planned, if memory allows."""
-    given = 9 << 20
-    options = {"memory": given, "queue_depth": 16, "window": 0}
-    with feature_loader(path, ["paper.feat"], **options) as loader:
-        for _ in loader.attach([{"paper.feat": torch.arange(n)} for n in [40, *[1300] * 60]], ids_of):
+def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
+    with feature_loader(path, ["paper.feat"], memory=32 << 20, queue_depth=16) as loader:
+        growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
+        for _minibatch, _features in loader.attach(growing, ids_of):
             pass
-        assert sum(loader.stats()["memory"].values()) <= given
+        assert loader.stats()["memory"]["outputs"] <= 3 * (1250 * 1024 + 4096)  # two are planned
 
 
-def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
+def test_memory_is_divided_the_same_way_after_another_loader_had_it(path: Path) -> None:
+    with gids.open(path, **tuned({"memory": 3 << 20, "queue_depth": 16, "window": 0})) as source:
+        loader, other = (gids.FeatureLoader(source, [name]) for name in TABLES)
+        lines = []
+        for rows in (100, 2900, 3):
+            list(loader.attach([{"paper.feat": torch.arange(rows)}], ids_of))
+            lines.append(loader.stats()["memory"]["lines"])
+            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))  # takes the memory
+        assert lines[0] == lines[1] == lines[2] > 0
+
+
+def test_a_first_minibatch_that_does_not_fit_leaves_no_trace(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"memory": 8 << 20, "queue_depth": 16, "window": 2}
+    options = {"memory": 3 << 20, "queue_depth": 16, "window": 0, "heat": "none", "reads": "random"}
     with feature_loader(path, ["paper.feat"], **options) as loader:
-
-        def planned_after(*rows: int) -> int:
-            list(loader.attach([{"paper.feat": torch.arange(n)} for n in rows], ids_of))
-            return int(loader.stats()["planned"])
-
-        assert [planned_after(40, 40) for _ in range(4)][-1] == 8  # all is in lines, and outputs are small
-        assert 2 < planned_after(40, 700) < 8
-        assert sum(loader.stats()["memory"].values()) <= 8 << 20
-        assert not warnings_of_size(caplog)
-        for _ in range(2):
-            assert planned_after(40, 2900) == 2
-            [said] = warnings_of_size(caplog)
-        assert "a minibatch reads 2,900 rows" in said
+        for sampled in ((2900, 0), (3, 8 << 20)):  # rows, and memory of the sampled minibatch
+            stream = loader.attach(
+                [sampled], lambda s: {"paper.feat": torch.arange(s[0])}, bytes_of=lambda s: s[1]
+            )
+            with pytest.raises(gids.MemoryBudgetError, match="or use smaller minibatches"):
+                next(stream)
+        assert len(list(loader.attach([{"paper.feat": torch.arange(3)}] * 2, ids_of))) == 2
+        assert loader.stats()["memory"]["lines"] > 1 << 20
+    assert not caplog.records
 
 
 def test_memory_of_larger_sampled_minibatches_is_told(path: Path) -> None:
@@ -422,14 +320,6 @@ def test_what_is_no_number_of_rows_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         gids.FeatureLoader(path, TABLES, minibatch_rows=given)
-
-
-def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
-    with feature_loader(path, ["paper.feat"], memory=32 << 20, queue_depth=16) as loader:
-        growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
-        for _minibatch, _features in loader.attach(growing, ids_of):
-            pass
-        assert loader.stats()["memory"]["outputs"] <= loader._placement.plan.purposes["outputs"]  # type: ignore[attr-defined]
 
 
 def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -476,222 +366,15 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_the_error_says_what_to_do_without_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_loader_module.FeatureLoader, "_build", Mock(side_effect=MemoryError))
+def test_the_error_says_what_to_do_without_memory(path: Path) -> None:
+    def fail() -> Iterator[Ids]:
+        yield from minibatches(3)
+        raise MemoryError
+
     with feature_loader(path, TABLES, memory=1 << 24) as loader:
         with pytest.raises(MemoryError) as raised:
-            next(loader.attach(minibatches(9), ids_of))
+            list(loader.attach(fail(), ids_of))
     assert "ulimit -v" in raised.value.__notes__[-1]
-
-
-BESIDE_MAIN = """
-import sys, threading, time
-from concurrent.futures import thread as executors
-from pathlib import Path
-sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
-from loader_example import TABLES, ids_of, minibatches
-from open_options import feature_loader
-loader = feature_loader(sys.argv[2], TABLES, memory=1 << 24, window=4, reads=sys.argv[3])
-
-def train():
-    while not executors._shutdown:  # the main thread has ended
-        time.sleep(1e-3)
-    print(*(sum(1 for _ in loader.attach(minibatches(9), ids_of)) for _ in range(2)))
-
-threading.Thread(target=train).start()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reads", ["random", "pack"])
-def test_a_thread_reads_on_once_the_main_thread_has_ended(path: Path, reads: str) -> None:
-    command = [sys.executable, "-P", "-W", "ignore", "-c", BESIDE_MAIN]
-    command += map(str, [Path(__file__).parent, path, reads])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "9 9\n", "")
-
-
-class Interrupt(BaseException):
-    """In place of KeyboardInterrupt, which would end pytest."""
-
-
-def interrupt(*_: object) -> None:
-    raise Interrupt
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("use", ["a block", "turns", "set aside", "end"])
-def test_ctrl_c_leaves_no_lock_taken(path: Path, use: str) -> None:
-    free = list[bool]()
-
-    def take(lock: OwnLock) -> None:
-        free.append(lock.acquire(blocking=False))
-        if free[-1]:
-            lock.release()
-
-    def enter(lock: OwnLock) -> None:
-        with lock:
-            pass
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    with feature_loader(path, TABLES, memory=1 << 24) as loader:
-        stream, ref, learned = loader.attach([], ids_of), weakref.ref(loader), Learned()
-        lock, call = {
-            "a block": (loader._lock, lambda: enter(loader._lock)),
-            "turns": (loader._lock, lambda: feature_loader_module._turn_to(ref, learned)),
-            "set aside": (stream._lock, stream.set_aside),
-            "end": (stream.ending._lock, lambda: stream.ending.finish(0)),
-        }[use]
-        try:
-            for _ in range(200):
-                with suppress(Interrupt):
-                    signal.setitimer(signal.ITIMER_REAL, 1e-4)
-                    for _ in range(10_000):  # the garbage collector may have ignored the interrupt
-                        call()
-                other = threading.Thread(target=take, args=[lock])
-                other.start()
-                other.join()
-        finally:
-            signal.signal(signal.SIGALRM, before)
-        assert all(free)
-
-
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("where", ["the first part", "a table"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_epoch_begins_after_one_whose_end_ctrl_c_interrupted(
-    path: Path, source: Ids, where: str, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """kept: the traceback has its iterator. Else it is dropped."""
-    monkeypatch.setattr(feature_loader_module, "_DROPPED_S", 5.0)
-    turn, interrupts = feature_loader_module._turn_of, list[bool]()
-
-    def turn_of(*args: Any) -> Any:
-        if interrupts:
-            interrupts.clear()
-            interrupt()
-        return turn(*args)
-
-    monkeypatch.setattr(feature_loader_module, "_turn_of", turn_of)
-    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
-        stream = loader.attach(minibatches(9), ids_of)
-        next(stream), next(stream), next(stream)
-        with monkeypatch.context() as patch:
-            if where == "a table":
-                assert isinstance(loader._cache, FeatureCache)
-                first = loader._cache._caches["paper.feat"]
-                patch.setattr(FeatureCache, "cancel", lambda _: (first.cancel(), interrupt()))
-            else:
-                interrupts.append(True)
-            if kept:
-                with pytest.raises(Interrupt):
-                    stream.close()
-            else:
-                del stream
-        begun = time.monotonic()
-        for minibatch, features in loader.attach(minibatches(9, 1), ids_of):
-            check(source, minibatch, features)
-        assert time.monotonic() - begun < 5
-        assert loader._windowed is None
-
-
-def test_an_interrupted_end_that_is_repeated_leaves_the_next_epoch_alone(
-    path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "gids")
-    cancel = FeatureCache.cancel
-    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
-        streams = [loader.attach(minibatches(9), ids_of)]
-        next(streams[0]), next(streams[0])
-        with monkeypatch.context() as patch:
-            patch.setattr(FeatureCache, "cancel", lambda cache: (cancel(cache), interrupt()))
-            with pytest.raises(Interrupt):
-                streams[0].close()
-        after = loader.attach(minibatches(9, 1), ids_of)
-        check(source, *next(after))
-        streams.clear()  # the first one ends again
-        for minibatch, features in after:
-            check(source, minibatch, features)
-    said = [r.getMessage().split(" in ")[0] for r in caplog.records if "minibatches in" in r.getMessage()]
-    assert said == ["2 minibatches", "9 minibatches"]
-
-
-def test_threads_end_after_ctrl_c_interrupted_the_start_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        start_it(thread)
-        raise Interrupt
-
-    start_it, goes_on, threads = threading.Thread.start, threading.Event(), Threads(3, "three")
-    first = threads.submit(goes_on.wait)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(Interrupt):
-            threads.submit(int)
-    ending = threading.Thread(target=threads.shutdown, daemon=True)
-    ending.start()
-    time.sleep(0.02)  # the second thread ends
-    goes_on.set()
-    ending.join(5)
-    assert first.done()
-    assert not ending.is_alive()
-
-
-@pytest.mark.parametrize(("reads", "last"), [("random", 2500), ("pack", 20_000)])
-def test_a_signal_handler_may_close_an_epoch_that_reads(
-    path: Path, source: Ids, reads: str, last: int
-) -> None:
-    """It may run at any call. No minibatch comes without its rows, no error is raised, and the loader goes
-    on."""
-    left = 0  # calls until it runs
-
-    def handle(frame: Any, event: str, _argument: Any) -> None:
-        nonlocal left
-        if event != "return" and frame.f_globals["__name__"].startswith("gids."):
-            left -= 1
-            if not left:
-                stream.close()
-
-    with feature_loader(path, TABLES, memory=1 << 24, window=4, reads=reads) as loader:
-        for calls in range(1, last, last // 40):
-            stream, left, received = loader.attach(minibatches(9), ids_of), calls, 0
-            while True:
-                sys.setprofile(handle)
-                try:
-                    minibatch, features = next(stream, (None, {}))
-                finally:
-                    sys.setprofile(None)
-                if minibatch is None:
-                    break
-                check(source, minibatch, features)
-                received += 1
-            assert received == 9 or left <= 0  # it may close the epoch after the last minibatch, too
-            assert stream.closed
-        assert received > 1
-        assert len(list(loader.attach(minibatches(9), ids_of))) == 9
-
-
-def test_an_epoch_begins_after_one_that_a_signal_handler_closed_as_it_got_the_window(
-    path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with feature_loader(path, TABLES, memory=1 << 24, window=4) as loader:
-        stream, take_window = loader.attach(minibatches(9), ids_of), EpochStream.take_window
-        with monkeypatch.context() as patch:
-            patch.setattr(EpochStream, "take_window", lambda *args: (take_window(*args), stream.close()))
-            assert next(stream, None) is None
-        ends = time.monotonic() + 5
-        monkeypatch.setattr(stream.ending, "finish", finish_until(ends, stream.ending.finish))
-        for minibatch, features in loader.attach(minibatches(9, 1), ids_of):
-            check(source, minibatch, features)
-
-
-def finish_until(ends: float, finish: Callable[[float], bool]) -> Callable[[float], bool]:
-    """`finish`, which fails after `ends`: it is not called for ever."""
-
-    def called(timeout_s: float) -> bool:
-        assert time.monotonic() < ends
-        return finish(timeout_s)
-
-    return called
 
 
 def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:

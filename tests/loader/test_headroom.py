@@ -1,5 +1,9 @@
 """A window of minibatches from workers must not exhaust file descriptors or shared memory."""
 
+import os
+import resource
+from types import SimpleNamespace
+
 import pytest
 
 from gids.loader import framework_epoch as headroom
@@ -9,8 +13,15 @@ from gids.loader import framework_epoch as headroom
 def free(monkeypatch):
     """What is free of each resource, settable."""
     amounts = {"descriptors": 1000, "bytes": 1 << 30}
-    monkeypatch.setattr(headroom, "_free_descriptors", lambda: amounts["descriptors"])
-    monkeypatch.setattr(headroom, "_free_shared_bytes", lambda: amounts["bytes"])
+
+    def limits(_):
+        limit = amounts["descriptors"] + len(os.listdir("/proc/self/fd"))
+        return limit, limit
+
+    monkeypatch.setattr(resource, "getrlimit", limits)
+    monkeypatch.setattr(
+        os, "statvfs", lambda _: SimpleNamespace(f_bavail=amounts["bytes"] >> 12, f_frsize=4096)
+    )
     return amounts
 
 

@@ -308,14 +308,16 @@ def test_ranks_of_one_machine_share_its_memory_and_scratch(
 ) -> None:
     disk = os.statvfs(one)
     monkeypatch.setattr("gids.packs.scratch.os.statvfs", lambda _: disk)
-    monkeypatch.setattr("gids.packs.scratch._try", lambda _: None)
+    monkeypatch.setattr("gids.packs.scratch._core.probe_file", lambda _, direct: ("ext4", 4096))
     monkeypatch.setattr("gids.loader.row_source.available_bytes", lambda ranks: (1 << 30) // ranks)
     free = disk.f_bavail * disk.f_frsize
     for local, share in (("1", "537 MB"), ("4", "to each of 4 ranks, 134 MB")):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         for given in (None, 1 << 30):
             with gids.open(one, reads="pack", scratch_bytes=given) as source, caplog.at_level(20, "gids"):
-                with gids.FeatureLoader(source, ["paper.feat"]) as loader:
-                    assert loader._packs.scratch.limit_bytes == (given or free // 2 // int(local))
+                scratch = source.lender.scratch(source.options, source.store.table("paper.feat").shard_paths)
+                assert scratch is not None
+                assert source.memory > 0
+                assert scratch.limit_bytes == (given or free // 2 // int(local))
         assert share in caplog.text
         caplog.clear()

@@ -17,7 +17,7 @@ import torch
 from datasets import write_ids
 
 import gids
-from gids.store import numbering
+from gids.store.ids import NodeIds
 from gids.write import DatasetWriter, edge_list
 
 NODES, EDGES = 70, 400
@@ -82,36 +82,10 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_both(tmp_path_factory.mktemp(request.param), request.param, order)
 
 
-def by_nodes(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for m in gids.NodeLoader(source, torch.arange(NODES), [3], tables=["emb"], batch_size=9):
-        yield m.input_nodes, m.features["_N.emb"]
-
-
-def by_edges(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for m in gids.EdgeLoader(source, None, [2], tables={"b": "emb"}, batch_size=90):
-        yield m.input_nodes, m.features["b"]
-
-
 def by_features(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     ids = torch.arange(NODES).flip(0)
     with gids.FeatureLoader(source, ["emb"]) as loader, loader.attach([ids], lambda _: {"_N.emb": ids}) as it:
         yield ids, next(it)[1]["_N.emb"]
-
-
-def by_pyg(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    pyg = pytest.importorskip("gids.pyg", exc_type=ImportError)
-    for batch in pyg.NeighborLoader(source, [3], torch.arange(NODES), batch_size=9):
-        yield batch.n_id, batch.emb
-
-
-def by_dgl(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    dgl = pytest.importorskip("gids.dgl", exc_type=ImportError)
-    from dgl.dataloading import NeighborSampler
-
-    sampler = NeighborSampler([3], prefetch_node_feats=["emb"])
-    loader = dgl.DataLoader(dgl.graph(source), torch.arange(NODES), sampler, gids=source, batch_size=9)
-    for nodes, _, blocks in loader:
-        yield nodes, blocks[0].srcdata["emb"]
 
 
 def by_inference(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -127,21 +101,15 @@ def by_table(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield torch.arange(first, first + len(rows)), rows
 
 
-def by_packs(source: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    return by_nodes(source)
+EVERY = [by_features, by_inference, by_table]
 
 
-EVERY = [by_nodes, by_edges, by_features, by_pyg, by_dgl, by_inference, by_table, by_packs]
-
-
-@pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
 @pytest.mark.parametrize("read", EVERY, ids=lambda read: read.__name__)
 def test_rows_of_the_second_dataset_are_those_of_the_same_ids(
     both: tuple[Path, Path], read: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gids")
-    options: dict[str, Any] = {"reads": "pack"} if read is by_packs else {"check_crc": read is by_edges}
-    with gids.open(list(both), memory="64MB", **options) as source:
+    with gids.open(list(both), memory="64MB") as source:
         got = list(read(source))
     assert caplog.messages.count("rows are matched to those of a.gids: '_N' of b.gids by ids") == 1
     assert len(got)
@@ -164,22 +132,45 @@ def test_each_store_has_its_own_numbers(both: tuple[Path, Path]) -> None:
             assert np.array_equal(store.read_rows([one]).numpy(), rows_of(FIRST[7:8]))
 
 
-def test_ids_are_compared_once_at_open_and_in_blocks(
-    both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_BLOCK_IDS", "_BLOCK_ROWS"):
-        monkeypatch.setattr(numbering, name, 16)
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many ids are compared at a time."""
+    counts, nodes_of = list[int](), NodeIds.nodes_of
+
+    def counted(ids: NodeIds, others: NodeIds, first: int, end: int) -> np.ndarray:
+        counts.append(end - first)
+        return nodes_of(ids, others, first, end)
+
+    monkeypatch.setattr(NodeIds, "nodes_of", counted)
+    return counts
+
+
+def test_ids_are_compared_once_at_open(both: tuple[Path, Path], tmp_path: Path, compared: list[int]) -> None:
     arguments: Any = torch.arange(NODES), [3]
-    with gids.open(list(both)) as source, monkeypatch.context() as context:
-        context.setattr(numbering, "_found", None)
+    with gids.open(list(both)) as source:
+        assert sum(compared) == NODES
         for one in (source, source.with_options(window=0)):
             for tables in ({"a": "emb"}, {"a": source.stores[1].table()}):
                 table = gids.NodeLoader(one, *arguments, tables=tables).tables["a"]
                 assert np.array_equal(table.read_rows(range(NODES)).numpy(), rows_of(FIRST))
+        assert sum(compared) == NODES
     ids = ids_of("text" if source.store.ids().is_text else "numbers", THIRD)
     third = write(tmp_path / "c.gids", ids, {}, edges=ENDS)
     again = gids.NodeLoader(third, *arguments, tables={"a": table}).tables["a"]  # by the numbers of a third
     assert np.array_equal(again.read_rows(range(NODES)).numpy(), rows_of(THIRD))
+
+
+def test_many_ids_are_compared_in_blocks(tmp_path: Path, compared: list[int]) -> None:
+    count = (1 << 20) + 100
+    first, second, order = (np.random.default_rng(n).permutation(count) for n in (5, 6, 7))
+    a = write(tmp_path / "a.gids", ids_of("numbers", first), {}, count=count)
+    rows = second.astype(np.float32).reshape(-1, 1)
+    b = write(tmp_path / "b.gids", ids_of("numbers", second), {"emb": rows}, count=count, order=order)
+    with gids.open([a, b]) as source, gids.FeatureLoader(source, ["emb"]) as loader:
+        assert sum(compared) == count
+        assert max(compared) <= count // 4
+        [table] = loader.tables
+        assert np.array_equal(table.read_rows(range(count)).numpy().ravel(), first)
 
 
 def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from open_options import edge_loader, feature_loader, node_loader
+from open_options import feature_loader, node_loader
 
 import gids
 from gids.store import FeatureStore
@@ -63,62 +63,6 @@ def paths(tmp_path_factory: pytest.TempPathFactory, source: Rows) -> list[Path]:
         writer.write_table("node", "paper", "x", source["text"][:-1])
         writer.write_table("node", "venue", "x", source["text"])
     return paths
-
-
-def tables_of(paths: list[Path]) -> dict[str, Any]:
-    text, image, weights = (FeatureStore(path) for path in paths[1:4])
-    return {
-        "paper.feat": "paper.feat",
-        "author": "author.feat",
-        "text": text.table("paper.feat"),
-        "image": image.table("feat"),
-        "weight": weights.table("weight"),
-    }
-
-
-def check(minibatch: Any, source: Rows, device: str = "cpu") -> None:
-    expected = {
-        "paper.feat": source["paper.feat"][minibatch.input_nodes["paper"].cpu()],
-        "author": source["author.feat"][minibatch.input_nodes["author"].cpu()],
-        "text": source["text"][minibatch.input_nodes["paper"].cpu()],
-        "image": source["image"][minibatch.input_nodes["paper"].cpu()],
-        "weight": source["weight"][torch.cat([b[WRITES].edge_ids for b in minibatch.blocks])],
-    }
-    assert minibatch.features.keys() == expected.keys()
-    for name, rows in expected.items():
-        assert minibatch.features[name].device.type == device
-        assert torch.equal(minibatch.features[name].cpu(), rows), name
-
-
-def test_rows_are_those_of_their_own_source(paths: list[Path], source: Rows) -> None:
-    with node_loader(
-        paths[0],
-        {"paper": torch.arange(PAPERS)},
-        [4, 6],
-        tables=tables_of(paths),
-        batch_size=100,
-        memory=1 << 30,
-        cache=300_000,
-    ) as loader:
-        for _ in range(2):
-            for minibatch in loader:
-                check(minibatch, source)
-                assert torch.equal(minibatch.labels["paper"], minibatch.seeds["paper"] % 5)  # type: ignore
-        stats = loader.stats()
-        assert set(stats["tables"]) == {"paper.feat", "author", "text", "image", "weight"}
-        assert stats["heat"] == {
-            "paper.feat": None,  # nothing leads from papers
-            "author": "out-degree",
-            "text": None,
-            "image": None,
-            "weight": None,
-        }
-
-
-def test_an_edge_loader_takes_tables_of_several_stores(paths: list[Path], source: Rows) -> None:
-    with edge_loader(paths[0], None, [3], tables=tables_of(paths), batch_size=500, memory=1 << 30) as loader:
-        for minibatch in loader:
-            check(minibatch, source)
 
 
 def test_a_list_names_them_by_their_own_names(paths: list[Path], source: Rows) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,28 +157,3 @@ def test_a_sampler_without_a_repr_is_compared_by_its_class_with_a_warning(
     with nodes(path, sampler=Own(2)) as loader:
         loader.load_state_dict(loader.state_dict())
     assert "Own has no __repr__" in caplog.text
-
-
-@pytest.mark.parametrize("loader_of", LOADERS)
-def test_a_state_taken_within_next_is_of_what_was_handed_out(
-    tmp_path: Path, loader_of: Callable[..., Any]
-) -> None:
-    """As by a signal handler, which may run at any call."""
-    received, wrong = 0, set[Any]()
-
-    def handle(frame: Any, event: str, _argument: Any) -> None:
-        if event != "return" and frame.f_globals["__name__"].startswith("gids."):
-            state = loader.state_dict()
-            if (state["epoch"], state["step"]) != divmod(received, len(loader)):
-                wrong.add((frame.f_code.co_qualname, state["epoch"], state["step"], received))
-
-    with loader_of(write(tmp_path / "t.gids")) as loader:
-        sys.setprofile(handle)
-        try:
-            for _ in range(2):
-                for _ in loader:
-                    received += 1
-        finally:
-            sys.setprofile(None)
-        assert received == 2 * len(loader)
-    assert not wrong

@@ -82,56 +82,6 @@ def minibatches(count: int, most: int = 200) -> list[Rows]:
     ]
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
-def test_rows_are_those_of_the_model(
-    path: Path, expected: Rows, engine: str, dtype: torch.dtype | None
-) -> None:
-    for cache_bytes, check_crc in ((0, True), (60_000, False)):
-        with feature_loader(
-            path,
-            [f"paper.{kind}" for kind in KINDS],
-            dtype=dtype,
-            memory=1 << 26,
-            check_crc=check_crc,
-            cache=cache_bytes,
-            engine=engine,
-        ) as loader:
-            for ids, features in loader.attach(minibatches(5), lambda ids: ids):
-                check(features, ids, expected, dtype)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("wait", ["stream", "warp"])
-def test_rows_are_those_of_the_model_on_a_device(
-    path: Path,
-    expected: Rows,
-    device: Device,
-    cuda_is: Callable[[Device], None],
-    dtype: torch.dtype | None,
-    wait: Any,
-) -> None:
-    cuda_is(device)
-    for cache_bytes, host_cache_bytes, check_crc in ((0, 40_000, True), (60_000, 30_000, False)):
-        with feature_loader(
-            path,
-            [f"paper.{kind}" for kind in KINDS],
-            dtype=dtype,
-            device="cuda",
-            device_memory=1 << 26,
-            memory=host_cache_bytes + (1 << 18),
-            check_crc=check_crc,
-            cache=cache_bytes,
-            host_policy="static",
-            staging=1 << 18,
-            wait=wait,
-        ) as loader:
-            for ids, features in loader.attach(minibatches(3, 60), lambda ids: ids):
-                check(features, ids, expected, dtype)
-
-
 @pytest.mark.parametrize("where", ["cpu", "device"])
 def test_bytes_that_are_no_bool_come_as_true(
     path: Path, tmp_path: Path, expected: Rows, cuda_is: Callable[[Device], None], where: str
@@ -236,4 +186,3 @@ def test_a_value_that_does_not_fit_is_raised_with_its_minibatch(
             OverflowError, match=r"'n\.large' has a value that does not fit in torch\.float16"
         ):
             next(stream)
-        assert list(stream) == []

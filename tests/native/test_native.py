@@ -145,7 +145,6 @@ SLOW = (
     "test_io_engine",
     "test_node_set",
     "test_out_of_memory",
-    "test_packs",
 )
 SLOW += ("test_page_cache", "test_request_queue")  # tests/cache and tests/io compare these with their models
 ONE_THREAD = ("test_out_of_memory",)

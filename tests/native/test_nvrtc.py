@@ -27,8 +27,9 @@ REGISTERS = {
     "scan_parts relabel weigh_edges count_weighted",
     40: "scan_lines collect_round draw_neighbors draw_replaced",
     48: "admit_pages draw_labor count_labor",
-    56: "look_up read_pages gather_packed order_rows",
-    64: "gather_lines gather_host_lines gather_round fill_lines draw_least draw_weighted",
+    56: "look_up read_pages order_rows",
+    64: "gather_annex keep_rows gather_lines gather_host_lines gather_round fill_lines draw_least "
+    "draw_weighted",
     80: "draw_weighted_replaced",
 }
 """The kernels gids_… by the most registers that they may use. A multiprocessor has 65,536 registers and room

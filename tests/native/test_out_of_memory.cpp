@@ -1,5 +1,5 @@
 // sources: packs/*.cpp io/*.cpp cache/workers.cpp cache/convert_rows.cpp cache/copy.cpp store/crc32c.cpp store/mapped_file.cpp
-// Sweeps and reads of packs of which one allocation fails, each in turn: they end, and say so, or all rows are right.
+// Sweeps of which one allocation fails, each in turn: they end, and say so, or all copies are right.
 // Argument: a directory to work in.
 #include <atomic>
 #include <cerrno>
@@ -29,7 +29,7 @@ bool fails() {
   if (g_left.load(std::memory_order_relaxed) < 0) return false;
   char name[16] = {};
   pthread_getname_np(pthread_self(), name, sizeof name);
-  if (std::strcmp(name, "gids-sweep") && std::strcmp(name, "gids-copy") && std::strcmp(name, "gids-write"))
+  if (std::strcmp(name, "gids-annex") && std::strcmp(name, "gids-copy") && std::strcmp(name, "gids-write"))
     return false;
   return g_left.fetch_sub(1) == 0;
 }
@@ -50,53 +50,47 @@ namespace {
 constexpr u64 row_count = 1024, row_bytes = 512;
 std::string g_dir;
 
-struct Case {
-  bool to_file, unreadable;
-};
-
 // Whether an allocation failed: it was the first after `left` others.
-bool run(const std::string& shard, const std::string& rows, const Case& c, i64 left) {
+bool run(const std::string& shard, const std::string& rows, bool unreadable, i64 left) {
   io::Options options;
   options.depth = 8;
   options.max_read_bytes = 16 << 10;
   options.direct = false;
   const std::shared_ptr<io::Engine> engine = io::open_engine("threads", {shard}, options);
-  if (c.unreadable) engine->inject_faults({{0, 100 * row_bytes, EIO, 1u << 30}});
-  packs::RowSet set(row_count);
-  for (u32 row = 0; row < row_count; row += 2) set.insert(row);
-  set.seal();
-  const auto list = std::make_shared<packs::RowList>(set);
-  const int fd = open((g_dir + "/scratch").c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  CHECK(fd >= 0);
-  const u64 bytes = row_count / 2 * row_bytes;
-  std::vector<std::byte> memory(2 * bytes);
-  std::shared_ptr<packs::Writer> writer;
-  if (c.to_file) writer = std::make_shared<packs::Writer>(std::vector{fd}, 2, 8, 8192);
-  packs::TableSweep table;
-  table.geometry = {row_count, row_bytes, 4096, 8, 1, 0};
-  table.targets = {{list, c.to_file ? nullptr : memory.data(), 0},
-                   {list, c.to_file ? nullptr : memory.data() + bytes, bytes}};
+  if (unreadable) engine->inject_faults({{0, 100 * row_bytes, EIO, 1u << 30}});
+  auto file = [](const char* name) {
+    const int fd = open((g_dir + name).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    return fd;
+  };
+  const int fd = file("/scratch"), spool = file("/spool");
+  packs::Uses uses(spool, row_count);
+  std::vector<u32> even;
+  for (u32 row = 0; row < row_count; row += 2) even.push_back(row);
+  for (int step = 0; step < 2; ++step) uses.append(even);
+  auto workers = std::make_shared<cache::Workers>(2);
+  const cache::Geometry geometry{row_count, row_bytes, 4096, 8, 1, 0};
+  std::shared_ptr<packs::AnnexPlan> plan = packs::plan_annex(uses, geometry, {0, 8192, 16 << 10}, *workers, [] {});
   int error;
-  u64 lost;
   {
-    packs::Sweep sweep(engine, writer, std::make_shared<packs::Priority>(), {table}, {16 << 10, 4, 0, 3});
+    auto writer = std::make_shared<packs::Writer>(std::vector{fd}, 2, 8, 8192);
+    packs::AnnexSweep sweep(engine, writer, workers, plan, {4});
     g_left = left;
     for (int i = 0; !sweep.wait_for(100); ++i) CHECK(i < 600);
-    error = sweep.error();
-    lost = sweep.bad_pages().size();
+    error = sweep.result().error;
   }
   const bool failed = g_left.exchange(-1) < 0;
-  CHECK(error == 0 || (failed && error == ENOMEM));
+  CHECK(error == (unreadable ? EIO : 0) || (failed && error == ENOMEM));
   if (!error) {
-    CHECK_EQUAL(lost, c.unreadable ? 1u : 0u);
-    if (c.to_file) CHECK_EQUAL(pread(fd, memory.data(), memory.size(), 0), static_cast<ssize_t>(memory.size()));
-    for (u64 pack = 0; pack < 2; ++pack)
-      for (u64 i = 0; i < row_count / 2; ++i) {
-        if (c.unreadable && 2 * i / 8 == 100 / 8) continue;
-        CHECK(!std::memcmp(memory.data() + pack * bytes + i * row_bytes, rows.data() + 2 * i * row_bytes, row_bytes));
-      }
+    std::vector<std::byte> memory(plan->bytes());
+    CHECK_EQUAL(pread(fd, memory.data(), memory.size(), 0), static_cast<ssize_t>(memory.size()));
+    for (u32 step = 0; step < 2; ++step)
+      for (u64 i = 0; i < even.size(); ++i)
+        CHECK(!std::memcmp(memory.data() + plan->run_begin[step] + i * row_bytes, rows.data() + even[i] * row_bytes,
+                           row_bytes));
   }
   close(fd);
+  close(spool);
   return failed;
 }
 
@@ -108,11 +102,11 @@ int main(int, char** argv) {
   for (u64 i = 0; i < rows.size(); ++i) rows[i] = static_cast<char>(i * 2654435761u >> 13);
   const std::string shard = g_dir + "/shard";
   std::ofstream(shard, std::ios::binary) << rows;
-  for (const Case& c : {Case{false, false}, Case{true, true}}) {
+  for (const bool unreadable : {false, true}) {
     // The sweep may be ahead of the count, so that one run meets no failure although the next one does.
     int failures = 0, without = 0;
     for (i64 left = 0; without < 5; ++left) {
-      if (run(shard, rows, c, left)) ++failures, without = 0;
+      if (run(shard, rows, unreadable, left)) ++failures, without = 0;
       else ++without;
     }
     CHECK(failures > 10);  // there were allocations

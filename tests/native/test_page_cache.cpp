@@ -105,7 +105,6 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
   std::mt19937_64 random(lines);
   constexpr u64 window = 5, planned = 3;
   size_t failed = 0;
-  auto late = [](u64 t) { return t % 3 == 1; };  // a step that gets its output when it is gathered
   for (int stream = 0; stream < 2; ++stream) {
     const u64 first = cache.planner().entered(), count = 40;
     std::vector<Minibatch> batches;
@@ -116,9 +115,9 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
       for (; plans < std::min(count, t + planned); ++plans) {
         for (; entered < std::min(count, plans + 1 + window); ++entered)
           cache.enter(first + entered, batches[entered].ids);
-        cache.plan(first + plans, batches[plans].ids, late(plans) ? nullptr : batches[plans].out.data());
+        cache.plan(first + plans, batches[plans].ids, batches[plans].out.data());
       }
-      cache.gather_ready(first + t, late(t) ? batches[t].out.data() : nullptr);
+      cache.gather_ready(first + t);
       while (!cache.wait_for(first + t, 1000)) {}
       if (cache.gather_rest(first + t, [] {}).empty()) wrong += wrong_rows(source, batches[t]);
       else ++failed;
@@ -192,7 +191,7 @@ void interruptions_leave_nothing_behind(const Source& source) {
   rig.engine->inject_faults({{0, 0, EIO, 1}});
   rig.plan(0);
   auto gather = [&](const std::function<void()>& check) {
-    rig.cache.gather_ready(0, nullptr);
+    rig.cache.gather_ready(0);
     while (!rig.cache.wait_for(0, 1000)) {}
     return rig.cache.gather_rest(0, check);
   };

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from datasets import random_in_edges, same_bits
 from open_options import tuned
 
 import gids
-from gids.loader import pack_reads, pack_switch, sampled_ahead
-from gids.loader.epoch_stream import EpochStream
-from gids.loader.pack_switch import PackSwitch
-from gids.packs import DiskRates, memory
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
 PAPERS, AUTHORS = 4000, 700
-SLOW_AT_RANDOM = DiskRates(4096, 10.0, 1e9, 1e9)
 
 
 def write(path: Path) -> Path:
@@ -90,72 +81,3 @@ def scratch_files(path: Path) -> list[str]:
         if target.startswith(str(path)) and target.endswith("(deleted)"):
             found.append(target)
     return found
-
-
-def background_threads() -> list[str]:
-    """Threads of this process that sweep, write packs, or read sampled minibatches."""
-    found = [
-        t.name for t in threading.enumerate() if t.name.startswith(("gids-spool", "gids-count", "gids-cut"))
-    ]
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            name = (task / "comm").read_text().strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if name.startswith(("gids-sweep", "gids-write")):
-            found.append(name)
-    return found
-
-
-def wait_until_all_has_ended(scratch: Path, limit_s: float = 10) -> None:
-    """Of what packs do in the background, and the scratch files in this directory."""
-    end = time.monotonic() + limit_s
-    while (left := [*background_threads(), *scratch_files(scratch)]) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not left, left
-
-
-def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
-    """Make packs take over at this minibatch of an epoch that begins with random reads."""
-
-    def are_so_many(self: PackSwitch[Any], stream: EpochStream[Any], waits: list[float]) -> bool:
-        return len(waits) >= minibatch and not stream.sampled_all
-
-    monkeypatch.setattr(PackSwitch, "_waits_long", are_so_many)
-
-
-def consider_packs(
-    monkeypatch: pytest.MonkeyPatch, rates: DiskRates, early: int, least_wait_s: float = 1e-6
-) -> None:
-    """With tables of any size, for disks of these rates, after so many minibatches that wait so long."""
-    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: rates)
-    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", least_wait_s)
-    monkeypatch.setattr(pack_switch, "EARLY", early)
-
-
-def cut_small(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    minibatches: int | None = None,
-    pack_bytes: int | None = None,
-    packs: int | None = None,
-) -> None:
-    """Limit the minibatches of a superbatch, the memory for the resident rows and two packs, the packs of a
-    sweep."""
-    if minibatches is not None:
-        monkeypatch.setattr(pack_switch, "EARLY", min(minibatches, 2))
-        monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", minibatches)
-    share = memory.PackBudget.share
-
-    def less(*args: Any) -> memory.PackPlan | None:
-        plan = share(*args)
-        purposes = dict(plan.purposes)
-        if pack_bytes is not None:
-            assert purposes["packs"] > pack_bytes
-            purposes["packs"] = pack_bytes
-        return replace(plan, purposes=purposes)
-
-    monkeypatch.setattr(memory.PackBudget, "share", less)
-    if packs is not None:
-        monkeypatch.setattr(memory.PackPlan, "most_packs", lambda *_: packs)

@@ -123,22 +123,6 @@ def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) 
         assert isinstance(next(iter(loader)), HeteroData)
 
 
-def test_tables_of_several_datasets(several_path: Path, tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(2)
-    source = {"text": torch.randn(PAPERS, 5, generator=generator), "image": torch.randn(PAPERS, 3).half()}
-    tables = {}
-    for name, rows in source.items():
-        with DatasetWriter(tmp_path / f"{name}.gids") as writer:
-            writer.write_table("node", "paper", "feat", rows)
-        tables[name] = gids.FeatureStore(tmp_path / f"{name}.gids").table("feat")
-    with open_loader(several_path, [3], "paper", tables={"x": "paper.feat", **tables}) as loader:
-        expected = {"x": gids.FeatureStore(several_path).read_rows(range(PAPERS), "paper.feat"), **source}
-        for batch in loader:
-            for name, rows in expected.items():
-                assert batch["paper"][name].dtype == rows.dtype
-                assert torch.equal(batch["paper"][name], rows[batch["paper"].n_id])
-
-
 def test_a_table_gets_no_name_that_minibatches_have_already(one_path: Path, tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "x.gids") as writer:
         writer.write_table("node", "paper", "x", torch.ones(PAPERS, 2))
@@ -154,7 +138,7 @@ def test_a_table_gets_no_name_that_minibatches_have_already(one_path: Path, tmp_
 
 
 @pytest.mark.parametrize("error", [ValueError, StopIteration])
-def test_an_epoch_goes_on_after_an_error_of_the_transform(one_path: Path, error: Any) -> None:
+def test_an_error_of_the_transform_ends_the_epoch_which_a_state_resumes(one_path: Path, error: Any) -> None:
     def transform(data: Any) -> Any:
         steps.append(loader.state_dict()["step"])
         if len(steps) == 2:
@@ -167,8 +151,11 @@ def test_an_epoch_goes_on_after_an_error_of_the_transform(one_path: Path, error:
         next(epoch)
         with pytest.raises(RuntimeError if error is StopIteration else error):
             next(epoch)
-        assert sum(1 for _ in epoch) == len(loader) - 2
-        assert steps == list(range(len(loader)))
+        with pytest.raises(RuntimeError, match="ended this epoch after"):
+            next(epoch)
+        loader.load_state_dict(loader.state_dict())
+        assert sum(1 for _ in loader) == len(loader) - 1
+        assert steps == [0, 1, *range(1, len(loader))]
 
 
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:

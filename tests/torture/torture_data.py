@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,9 +19,12 @@ from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 from gids.write.partition import partition
 
-PAPERS, AUTHORS, TIMES = 2000, 500, 97
+PAPERS, AUTHORS, TIMES = 600, 150, 29
 WRITTEN = ("paper", "written by", "author")
 NODES = {"paper": PAPERS, "author": AUTHORS}
+KEYS = ["feat", "tiny", "half", "brain", "long", "ordered", "by_row", "by_column", "flag"]
+"""Tables of each node type: float32, int, float16, bfloat16, rows longer than a page, rows in another order,
+int8 with a scale for each row or column, bool. Each relation has a table "w"."""
 
 
 class TortureData:
@@ -38,7 +42,7 @@ class TortureData:
         self.edge_ids: dict[Any, np.ndarray] = {}
         """By relation and position."""
         rng, generator = np.random.default_rng(typed), torch.Generator().manual_seed(int(typed))
-        with DatasetWriter(self.path, stripe=2) as writer:
+        with DatasetWriter(self.path, stripe=2, page_bytes=4096 if typed else 512) as writer:
             for ntype in ("paper", "author") if typed else ("paper",):
                 self._write_tables(writer, ntype, generator, rng)
                 shape = (NODES[ntype], *{"paper": (1,) if typed else (), "author": (3,)}[ntype])
@@ -86,8 +90,10 @@ class TortureData:
         for key, values in (
             ("feat", torch.randn(count, 24, generator=generator)),
             ("tiny", (torch.arange(count).view(-1, 1) * 7).to(torch.int16 if self.typed else torch.int64)),
-            ("half", torch.randn(count, 256, generator=generator).half()),
-            ("long", torch.randn(count, 700, generator=generator)),
+            ("half", torch.randn(count, 60, generator=generator).half()),
+            ("brain", torch.randn(count, 5, generator=generator).bfloat16()),
+            ("long", torch.randn(count, 300, generator=generator)),
+            ("flag", torch.rand(count, 9, generator=generator) < 0.5),
         ):
             writer.write_table("node", ntype, key, values)
             self.rows[f"{ntype}.{key}"] = values
@@ -101,7 +107,7 @@ class TortureData:
 
     def _write_graph(self, writer: Any, relation: Any, rng: np.random.Generator) -> None:
         num_src, num_dst = NODES[relation[0]], NODES[relation[2]]
-        indptr, indices = in_edges(rng.integers(0, 12, num_dst), num_src, rng)
+        indptr, indices = in_edges(rng.integers(0, 8, num_dst), num_src, rng)
         destinations = np.repeat(np.arange(num_dst), np.diff(indptr))
         indices = indices[np.lexsort((indices % TIMES, destinations))]  # as temporal samplers need them
         self.edge_ids[relation] = ids = rng.permutation(len(indices))
@@ -112,13 +118,23 @@ class TortureData:
         writer.write_table("edge", relation, "w", values)
         self.rows[f"{'.'.join(relation)}.w"] = values
 
-    def tables(self, kind: str) -> list[str]:
-        """The names of the tables of nodes, or of edges."""
-        return [name for name in self.rows if (name.count(".") == 3) == (kind == "edge")]
+    @functools.cached_property
+    def stores(self) -> list[gids.FeatureStore]:
+        return [gids.FeatureStore(self.path)]
+
+    @functools.cached_property
+    def stores_apart(self) -> list[gids.FeatureStore]:
+        return [gids.FeatureStore(path) for path in self.apart]
 
     def type_of(self, table: str) -> Any:
         *owner, _ = table.split(".")
         return owner[0] if len(owner) == 1 else tuple(owner)
+
+    def graphbolt_name(self, table: str) -> tuple[str, Any, str]:
+        """(domain, type, name) of a table. The type is None where there is one."""
+        type_, key = self.type_of(table), table.rpartition(".")[2]
+        domain, name = ("node", type_) if isinstance(type_, str) else ("edge", ":".join(type_))
+        return domain, name if self.typed else None, key
 
     def check_rows(
         self, table: str, ids: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype | None

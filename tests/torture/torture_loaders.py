@@ -1,11 +1,10 @@
-"""One class for each kind of loader: how it is made from a scenario, and what its minibatches must have.
+"""One class for each kind of loader: how it is made from what is drawn, and what its minibatches must have.
 
 look() checks a minibatch against the dataset, and returns its seeds and a digest of all its tensors.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +14,7 @@ import torch
 from datasets import CITES, WRITES
 from torch.utils.data import IterDataPipe
 from torture_data import AUTHORS, NODES, PAPERS, TortureData, digest, flat
-from torture_samplers import (
-    ERRORS,
-    FOREIGN,
-    OTHER_EDGES,
-    OWN,
-    Mutable,
-    Odd,
-    check_odd,
-    odd,
-    weighted_by_id,
-)
+from torture_samplers import OTHER_EDGES, OWN, weighted_by_id
 
 import gids
 
@@ -34,21 +23,17 @@ Looked = tuple[list[int], str]
 
 
 class Kind:
-    """s: the scenario. plain: as the reference: the same minibatches, without errors and odd objects.
-
-    repeatable: the minibatches of an epoch are the same each time. resumes: the loader has state_dict().
-    goes_on: the loader returns the other minibatches after an error of the sampler. alone: ranks share
-    nothing.
-    """
+    """load: what is loaded. repeatable: the minibatches of an epoch are the same each time. resumes: the
+    loader has state_dict(). alone: ranks share nothing."""
 
     repeatable = True
-    resumes = goes_on = alone = one_epoch_at_a_time = False
+    resumes = alone = False
 
-    def __init__(self, s: Any, data: TortureData) -> None:
-        self.s, self.data = s, data
-        self.sampler: Any = None
+    def __init__(self, load: Any, data: TortureData, share: str = "") -> None:
+        self.load, self.data, self.share = load, data, share
 
-    def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
+    def make(self, source: Any, *, device: str = "cpu", workers: int = 0, **place: Any) -> Any:
+        """place: arguments that name the rank, or other tables."""
         raise NotImplementedError
 
     def look(self, batch: Any) -> Looked:
@@ -58,77 +43,45 @@ class Kind:
         """Of an epoch, in any order."""
         return [n for t, ids in self.data.by_type(self.seed_nodes()).items() for n in self.number(t, ids)]
 
-    def disturb(self) -> None:
-        """Called between two minibatches."""
-        if isinstance(self.sampler, Mutable):
-            self.sampler.disturb()
-
-    def reset(self, loader: Any, epoch: int) -> None:
-        loader.epoch = epoch
-
     def number(self, ntype: str, ids: torch.Tensor) -> list[int]:
         """Ids of nodes as numbers that differ from those of other types."""
         return (ids.cpu() + (PAPERS if ntype == "author" else 0)).tolist()
 
     def seed_nodes(self) -> Any:
-        nodes = torch.arange(0, PAPERS, self.s.stride)
+        nodes = torch.arange(0, PAPERS, self.load.stride)
         if not self.data.typed:
             return nodes
-        return {"paper": nodes, "author": torch.arange(0, AUTHORS, self.s.stride)}
+        return {"paper": nodes, "author": torch.arange(0, AUTHORS, self.load.stride)}
 
 
 class Nodes(Kind):
     resumes = True
 
-    def __init__(self, s: Any, data: TortureData) -> None:
-        super().__init__(s, data)
-        self.repeatable = s.foreign in (None, "wrapped")
+    def sampler(self) -> Any:
+        load = self.load
+        by_id = load.sampler == "weighted" and self.share == "parts"
+        return weighted_by_id(self.data) if by_id else OWN[load.sampler](self.data)
 
-    def sample_by(self, plain: bool) -> Any:
-        s = self.s
-        by_id = s.sampler == "weighted" and s.share == "parts" and not plain
-        own = weighted_by_id(self.data) if by_id else OWN[s.sampler](self.data)
-        if s.foreign is not None:
-            own = FOREIGN[s.foreign](self.data, own)
-        if not plain and (s.odd or s.error):
-            own = Odd(own, s)
-        self.sampler = own
-        return own
+    def options(self, place: dict[str, Any]) -> dict[str, Any]:
+        return {"tables": self.load.tables, "dtype": self.load.dtype, **self.load.seeds, **place}
 
-    def options(self, plain: bool, place: dict[str, Any]) -> dict[str, Any]:
-        """Of the loader. place: arguments that name the rank, or other tables."""
-        s = self.s
-        found = {"batch_size": s.batch_size, "shuffle": s.shuffle, "drop_last": s.drop_last, "seed": s.seed}
-        return {
-            "tables": s.tables,
-            "dtype": s.dtype,
-            "device": "cpu" if plain else s.device,
-            **found,
-            **place,
-        }
-
-    def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
-        more = {"cooperative": True} if self.s.cooperative and not plain else {}
-        options = {"labels": self.s.labels, **self.options(plain, place), **more}
-        return gids.NodeLoader(source, self.seed_nodes(), self.sample_by(plain), **options)
+    def make(self, source: Any, *, workers: int = 0, **place: Any) -> Any:
+        options = {"labels": self.load.labels, **self.options(place)}
+        return gids.NodeLoader(source, self.seed_nodes(), self.sampler(), **options)
 
     def look(self, batch: Any) -> Looked:
-        s, data = self.s, self.data
+        load, data = self.load, self.data
+        assert set(batch.features) == set(load.tables)
         cooperative = hasattr(batch, "exchange")
-        data.check(batch, s.dtype, edges=s.sampler not in OTHER_EDGES and not cooperative)
+        data.check(batch, load.dtype, edges=load.sampler not in OTHER_EDGES and not cooperative)
         if cooperative:
             self.check_sources(batch)
-        assert set(batch.features) == set(s.tables)
-        labelled = data.by_type(batch.input_nodes if s.labels == "inputs" else batch.seeds)
-        if s.labels:
+        labelled = data.by_type(batch.input_nodes if load.labels == "inputs" else batch.seeds)
+        if load.labels:
             for ntype, labels in data.by_type(batch.labels).items():
                 data.check_labels(ntype, labelled[ntype], labels)
-        if s.odd is not None and hasattr(batch, "extra"):
-            check_odd(batch.extra)
-        if s.foreign == "derived" and s.odd is None:
-            assert hasattr(batch, "is_of_a_subclass"), "sample() of a subclass is not called"
         seeds = [n for t, ids in data.by_type(batch.seeds).items() for n in self.number(t, ids)]
-        return seeds, digest_of(batch, s.tables)
+        return seeds, digest_of(batch)
 
     def check_sources(self, batch: Any) -> None:
         """The edges of the first block of a cooperative minibatch, whose sources other ranks have."""
@@ -142,12 +95,12 @@ class Nodes(Kind):
             self.data.check_edges(relation, sources[src], nodes[relation[2]][dst], block.edge_ids)
 
 
-def digest_of(batch: Any, tables: list[str]) -> str:
+def digest_of(batch: Any) -> str:
     """Of everything that does not depend on the number of parts of a dataset, as positions of edges do."""
     of_nodes = [batch.seeds, batch.input_nodes, batch.labels, batch.batch, getattr(batch, "pairs", None)]
     layers = [list(b.values()) if isinstance(b, dict) else [b] for b in batch.blocks]
     blocks = [[b.indptr, b.indices, b.edge_ids, b.weights] for layer in layers for b in layer]
-    return digest(flat([of_nodes, blocks, [batch.features[name] for name in tables]]))
+    return digest(flat([of_nodes, blocks, batch.features]))
 
 
 class Edges(Nodes):
@@ -155,18 +108,18 @@ class Edges(Nodes):
         return WRITES if self.data.typed else CITES
 
     def ends(self) -> torch.Tensor:
-        return self.data.edges[self.relation()][:, :: 5 * self.s.stride]
+        return self.data.edges[self.relation()][:, :: 3 * self.load.stride]
 
-    def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
+    def make(self, source: Any, *, workers: int = 0, **place: Any) -> Any:
         return gids.EdgeLoader(
             source,
             self.ends(),
-            self.sample_by(plain),
+            self.sampler(),
             relation=self.relation(),
-            negatives=self.s.negatives,
-            exclude="self" if self.s.labels else None,
+            negatives=self.load.negatives,
+            exclude="self" if self.load.labels else None,
             time=False,
-            **self.options(plain, place),
+            **self.options(place),
         )
 
     def seeds(self) -> list[int]:
@@ -176,38 +129,34 @@ class Edges(Nodes):
         return (ends[0] * PAPERS + ends[1]).tolist()
 
     def look(self, batch: Any) -> Looked:
-        self.data.check(batch, self.s.dtype, edges=self.s.sampler not in OTHER_EDGES)
+        assert set(batch.features) == set(self.load.tables)
+        self.data.check(batch, self.load.dtype, edges=True)
         nodes = self.data.by_type(batch.seeds)
         src, _, dst = self.relation()
         pairs = batch.pairs.cpu()
         ends = torch.stack([nodes[src].cpu()[pairs[0]], nodes[dst].cpu()[pairs[1]]])
-        assert len(batch.labels) == batch.positive_count * (1 + self.s.negatives)
-        assert int(batch.labels.sum()) == batch.positive_count
-        seeds = self._number(ends[:, : batch.positive_count])
-        return seeds, digest_of(batch, self.s.tables)
+        sources, positive = ends[0], batch.positive_count
+        assert batch.labels.tolist() == [1.0] * positive + [0.0] * (positive * self.load.negatives)
+        assert torch.equal(sources[positive:], sources[:positive].repeat_interleave(self.load.negatives))
+        seeds = self._number(ends[:, :positive])
+        return seeds, digest_of(batch)
 
 
 class Pyg(Nodes):
-    def __init__(self, s: Any, data: TortureData) -> None:
-        super().__init__(s, data)
-        self.repeatable = True
+    def arguments(self, place: dict[str, Any]) -> dict[str, Any]:
+        name = self.load.sampler
+        found = {"num_neighbors": [4, 3], "replace": name == "replace", "disjoint": name == "disjoint"}
+        if name == "induced":
+            found["subgraph_type"] = "induced"
+        return found | self.options(place)
 
-    def arguments(self) -> dict[str, Any]:
-        s = self.s
-        given: dict[str, Any] = {"num_neighbors": [4, 3]}
-        given |= {"replace": s.sampler == "replace", "disjoint": s.sampler == "disjoint"}
-        if s.sampler == "induced":
-            given["subgraph_type"] = "induced"
-        return given
-
-    def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
+    def make(self, source: Any, *, workers: int = 0, **place: Any) -> Any:
         import gids.pyg
 
         nodes: Any = self.seed_nodes()
         if self.data.typed:
             nodes = ("paper", nodes["paper"])
-        options = self.arguments() | self.options(plain, place)
-        return gids.pyg.NeighborLoader(source, input_nodes=nodes, **options)
+        return gids.pyg.NeighborLoader(source, input_nodes=nodes, **self.arguments(place))
 
     def seeds(self) -> list[int]:
         return self.data.by_type(self.seed_nodes())["paper"].tolist()
@@ -215,14 +164,14 @@ class Pyg(Nodes):
     def look(self, batch: Any) -> Looked:
         from torch_geometric.data import Data
 
-        data, s = self.data, self.s
+        data, load = self.data, self.load
         one = isinstance(batch, Data)
         names = {"feat": "x"}
-        for name in s.tables:
+        for name in load.tables:
             type_, key = data.type_of(name), name.rpartition(".")[2]
             storage = batch if one else batch[type_]
             ids = storage.n_id if isinstance(type_, str) else storage.e_id
-            data.check_rows(name, ids, storage[names.get(key, key)], s.dtype)
+            data.check_rows(name, ids, storage[names.get(key, key)], load.dtype)
         for ntype in ("paper",) if one else ("paper", "author"):
             storage = batch if one else batch[ntype]
             data.check_labels(ntype, storage.n_id, storage.y)
@@ -243,12 +192,12 @@ class Pyg(Nodes):
 class PygLinks(Pyg):
     relation, ends = Edges.relation, Edges.ends
 
-    def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
+    def make(self, source: Any, *, workers: int = 0, **place: Any) -> Any:
         import gids.pyg
 
         edges: Any = (self.relation(), self.ends()) if self.data.typed else self.ends()
-        options = self.arguments() | self.options(plain, place)
-        if self.s.negatives:
+        options = self.arguments(place)
+        if self.load.negatives:
             options["neg_sampling"] = "binary"
         return gids.pyg.LinkNeighborLoader(source, edge_label_index=edges, **options)
 
@@ -272,51 +221,48 @@ class PygLinks(Pyg):
 
 
 class Given(Kind):
-    """FeatureLoader: minibatches are lists of ids that the scenario draws."""
+    """FeatureLoader: minibatches are lists of ids that the load draws."""
 
     alone = True
 
-    def make(self, source: Any, *, plain: bool = False, tables: Any = None, **place: Any) -> Any:
-        s = self.s
-        device = "cpu" if plain else s.device
-        features = gids.FeatureLoader(source, tables or s.tables, dtype=s.dtype, device=device)
+    def make(self, source: Any, *, device: str = "cpu", workers: int = 0, **place: Any) -> Any:
+        load = self.load
+        features = gids.FeatureLoader(source, load.tables, dtype=load.dtype, device=device)
 
         def begin(epoch: int) -> Iterator[Any]:
-            more = {"count": s.count} if s.labels else {}
-            minibatches = self.batches(epoch, plain)
+            more = {"count": load.count} if load.labels else {}
+            minibatches = self.batches(epoch)
             stream: Iterator[Any] = features.attach(minibatches, lambda minibatch: minibatch.ids, **more)
             return stream
 
-        return _Epochs(features, s.count, begin)
+        return _Epochs(features, load.count, begin)
 
     def seeds(self) -> list[int]:
-        return list(range(self.s.count))
+        return list(range(self.load.count))
 
-    def batches(self, epoch: int, plain: bool) -> Iterator[Any]:
-        s = self.s
-        for number in range(s.count):
-            if s.error and (epoch, number) == (0, s.fails) and not plain:
-                raise ERRORS[s.error]()
-            rng = np.random.default_rng((s.seed, epoch, number))
-            of_types = {}
-            for name in s.tables:
-                type_ = self.data.type_of(name)
-                count = NODES[type_] if isinstance(type_, str) else self.data.edges[type_].shape[1]
-                ids = (count * rng.random(rng.integers(0, 300)) ** 2).astype(np.int64)
-                ids = of_types.setdefault(type_, torch.from_numpy(ids))
-            ids_of = {name: of_types[self.data.type_of(name)] for name in s.tables}
-            if s.sampler != "neighbor":  # a table with ids of its own
-                ids_of[s.tables[0]] = torch.from_numpy(rng.integers(0, AUTHORS, rng.integers(0, 99)))
-            yield SimpleNamespace(
-                number=number, ids=ids_of, extra=None if plain or not s.odd else odd(s, number)
-            )
+    def batches(self, epoch: int) -> Iterator[Any]:
+        load = self.load
+        for number in range(load.count):
+            rng = np.random.default_rng((load.seeds["seed"], epoch, number))
+            ids_of = self.draw_ids(rng)
+            if load.sampler != "neighbor":  # a table with ids of its own
+                ids_of[load.tables[0]] = torch.from_numpy(rng.integers(0, AUTHORS, rng.integers(0, 99)))
+            yield SimpleNamespace(number=number, ids=ids_of)
+
+    def draw_ids(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """By table, the same for tables of one type. Small ones are frequent, some come twice."""
+        of_types: dict[Any, torch.Tensor] = {}
+        for type_ in map(self.data.type_of, self.load.tables):
+            count = NODES[type_] if isinstance(type_, str) else self.data.edges[type_].shape[1]
+            ids = (count * rng.random(rng.integers(0, 200)) ** 2).astype(np.int64)
+            of_types.setdefault(type_, torch.from_numpy(ids))
+        return {name: of_types[self.data.type_of(name)] for name in self.load.tables}
 
     def look(self, batch: Any) -> Looked:
         minibatch, features = batch
+        assert set(features) == set(self.load.tables)
         for name, rows in features.items():
-            self.data.check_rows(name, minibatch.ids[name], rows, self.s.dtype)
-        if minibatch.extra is not None:
-            check_odd(minibatch.extra)
+            self.data.check_rows(name, minibatch.ids[name], rows, self.load.dtype)
         return [minibatch.number], digest(features[name] for name in sorted(features))
 
 
@@ -336,50 +282,33 @@ class _Epochs:
 
 
 class Dgl(Kind):
-    """foreign: a sampler class of the user's."""
-
-    goes_on = True
     repeatable = False
 
-    def make(self, source: Any, *, plain: bool = False, tables: Any = None, **place: Any) -> Any:
+    def make(self, source: Any, *, device: str = "cpu", workers: int = 0, **place: Any) -> Any:
         import gids.dgl  # before dgl
 
         import dgl.dataloading as dgl  # isort: skip
 
-        s, chosen = self.s, tables or self.s.tables
-        name = "" if s.typed and s.sampler == "disjoint" else s.sampler  # ShaDow takes one type
-        inner = {
+        load = self.load
+        name = "" if load.typed and load.sampler == "disjoint" else load.sampler  # ShaDow takes one type
+        sampler = {
             "labor": lambda: dgl.LaborSampler([3, 4]),
             "all": lambda: dgl.MultiLayerFullNeighborSampler(1),
             "disjoint": lambda: dgl.ShaDowKHopSampler([2, 2]),
         }.get(name, lambda: dgl.NeighborSampler([3, 4]))()
-
-        class User(dgl.Sampler):  # type: ignore[misc]
-            calls = 0
-
-            def sample(self, graph: Any, nodes: Any, *rest: Any) -> Any:
-                self.calls += 1
-                if s.error and not plain and self.calls == s.fails + 1 and s.fails < len(loader):
-                    raise ERRORS[s.error]()
-                sampled = inner.sample(graph, nodes)
-                if s.foreign == "random" and not s.typed and s.sampler != "disjoint":
-                    sampled[2][-1].edata["drawn"] = torch.rand(sampled[2][-1].num_edges())
-                return (*sampled, odd(s, self.calls)) if s.odd is not None and not plain else sampled
-
-        user = User() if s.foreign is not None or s.odd or s.error else inner
-        distributed = place.pop("use_ddp", False)
         loader: Any = gids.dgl.DataLoader(
-            gids.dgl.graph(source, formats=["csc", "coo"] if s.sampler == "disjoint" else "csc"),
+            gids.dgl.graph(source, formats=["csc", "coo"] if load.sampler == "disjoint" else "csc"),
             self.seed_nodes(),
-            user,
+            sampler,
             gids=source,
-            gids_feats=chosen,
-            gids_dtype=s.dtype,
-            batch_size=s.batch_size,
-            shuffle=s.shuffle,
-            drop_last=s.drop_last,
-            num_workers=0 if plain else s.workers,
-            use_ddp=distributed,
+            gids_feats=load.tables,
+            gids_dtype=load.dtype,
+            gids_device=None if device == "cpu" else device,
+            batch_size=load.seeds["batch_size"],
+            shuffle=load.seeds["shuffle"],
+            drop_last=load.seeds["drop_last"],
+            num_workers=workers,
+            **place,
         )
         loader.epoch = 0
         return loader
@@ -387,8 +316,8 @@ class Dgl(Kind):
     def look(self, batch: Any) -> Looked:
         import dgl
 
-        data, s = self.data, self.s
-        inputs, seeds, blocks, *extra = batch
+        data, load = self.data, self.load
+        inputs, seeds, blocks = batch
         graphs = blocks if isinstance(blocks, list) else [blocks]
         checked = 0
         for graph in graphs:
@@ -399,99 +328,110 @@ class Dgl(Kind):
                 ids = graph.edges[relation].data[dgl.EID]
                 data.check_edges(relation, from_ids[src], to_ids[dst], ids)
                 name = f"{'.'.join(relation)}.w"
-                if name in s.tables:
-                    data.check_rows(name, ids, graph.edges[relation].data["w"], s.dtype)
+                if name in load.tables:
+                    data.check_rows(name, ids, graph.edges[relation].data["w"], load.dtype)
                     checked += 1
         for ntype in graphs[0].srctypes:
             frame = graphs[0].srcnodes[ntype].data
-            for name in s.tables:
+            for name in load.tables:
                 owner, _, key = name.rpartition(".")
                 if owner == ntype:
-                    data.check_rows(name, frame[dgl.NID], frame[key], s.dtype)
+                    data.check_rows(name, frame[dgl.NID], frame[key], load.dtype)
                     checked += 1
-        assert checked >= len(s.tables)
-        for found in extra:
-            check_odd(found)
+        assert checked >= len(load.tables)
         of_types = data.by_type(seeds)
         return [n for t, ids in of_types.items() for n in self.number(t, ids)], digest(flat(inputs))
 
 
-class GraphBolt(Kind):
-    """A pipe of minibatches that are drawn anew in each epoch."""
+class GraphBolt(Given):
+    """LookaheadFetcher over a pipe of minibatches. Ids are int32 where the load has labels=False."""
 
-    alone = one_epoch_at_a_time = True
-    repeatable = False
-
-    def make(self, source: Any, *, plain: bool = False, tables: Any = None, **place: Any) -> Any:
+    def make(self, source: Any, *, device: str = "cpu", workers: int = 0, **place: Any) -> Any:
         import gids.graphbolt
 
-        s, data = self.s, self.data
-        chosen = tables or s.tables
+        load, data = self.load, self.data
         keys: Any = {"node": {}, "edge": {}}
-        for name in chosen:
-            type_, key = data.type_of(name), name.rpartition(".")[2]
-            domain = "node" if isinstance(type_, str) else "edge"
-            keys[domain].setdefault(type_ if domain == "node" else ":".join(type_), []).append(key)
+        for name in load.tables:
+            domain, typed, key = data.graphbolt_name(name)
+            keys[domain].setdefault(typed, []).append(key)
         if not data.typed:
             keys = {domain: next(iter(of.values()), None) for domain, of in keys.items()}
-        pipe = _Pipe(lambda: self._batches(plain))
+        pipe = _Pipe(self.batches)
         loader = gids.graphbolt.LookaheadFetcher(
-            pipe, source, keys["node"] or None, keys["edge"] or None, dtype=s.dtype
+            pipe, source, keys["node"] or None, keys["edge"] or None, dtype=load.dtype, device=device
         )
-        return _Epochs(loader, s.count, lambda _: iter(loader))
 
-    def seeds(self) -> list[int]:
-        return list(range(self.s.count))
+        def begin(epoch: int) -> Iterator[Any]:
+            pipe.epoch = epoch
+            return iter(loader)
 
-    def _batches(self, plain: bool) -> Iterator[Any]:
+        return _Epochs(loader, load.count, begin)
+
+    def batches(self, epoch: int) -> Iterator[Any]:
         import dgl
 
-        s, data, rng = self.s, self.data, np.random.default_rng(random.randrange(1 << 60))
-
-        def ids(count: int) -> torch.Tensor:
-            return torch.from_numpy((count * rng.random(rng.integers(0, 300)) ** 2).astype(np.int64))
-
-        self.runs = getattr(self, "runs", 0) + 1
-        for number in range(s.count):
-            if s.error and not plain and (self.runs, number) == (1, s.fails):
-                raise ERRORS[s.error]()
-            nodes: Any = {ntype: ids(NODES[ntype]) for ntype in data.labels}
-            edges: Any = {":".join(r): ids(e.shape[1]) for r, e in data.edges.items()}
+        data = self.data
+        for number in range(self.load.count):
+            ids = self.draw_ids(np.random.default_rng((self.load.seeds["seed"], epoch, number)))
+            found: Any = {"node": {}, "edge": {}}
+            for name, of_type in ids.items():
+                domain, typed, _ = data.graphbolt_name(name)
+                found[domain][typed] = of_type.int() if self.load.labels is False else of_type
             if not data.typed:
-                nodes, edges = nodes["paper"], next(iter(edges.values()))
-            batch = dgl.graphbolt.MiniBatch(
-                seed_nodes=number,
-                input_nodes=nodes,
-                sampled_subgraphs=[SimpleNamespace(original_edge_ids=edges)],
+                found = {domain: next(iter(of.values()), None) for domain, of in found.items()}
+            layers = [
+                SimpleNamespace(original_edge_ids=_every_second(found["edge"], first))
+                for first in range(2 if found["edge"] is not None else 0)
+            ]
+            yield dgl.graphbolt.MiniBatch(
+                seed_nodes=number, input_nodes=found["node"], sampled_subgraphs=layers
             )
-            if s.odd and not plain:
-                batch.extra = odd(s, number)
-            yield batch
 
     def look(self, batch: Any) -> Looked:
-        data, s = self.data, self.s
-        (layer,) = batch.sampled_subgraphs
-        for name in s.tables:
-            type_, key = data.type_of(name), name.rpartition(".")[2]
-            of_nodes = isinstance(type_, str)
-            ids = batch.input_nodes if of_nodes else layer.original_edge_ids
-            features = batch.node_features if of_nodes else batch.edge_features[0]
-            if data.typed:
-                typed = type_ if of_nodes else ":".join(type_)
-                data.check_rows(name, ids[typed], features[typed, key], s.dtype)
+        rows = []
+        for name in self.load.tables:
+            domain, typed, key = self.data.graphbolt_name(name)
+            if domain == "node":
+                parts = [(batch.input_nodes, batch.node_features)]
             else:
-                data.check_rows(name, ids, features[key], s.dtype)
-        if s.odd and hasattr(batch, "extra"):
-            check_odd(batch.extra)
-        return [batch.seed_nodes], ""
+                layers = [layer.original_edge_ids for layer in batch.sampled_subgraphs]
+                parts = list(zip(layers, batch.edge_features, strict=True))
+            for ids, features in parts:
+                of_type = ids[typed] if self.data.typed else ids
+                rows.append(features[(typed, key) if self.data.typed else key])
+                self.data.check_rows(name, of_type, rows[-1], self.load.dtype)
+        return [batch.seed_nodes], digest(rows)
+
+
+def _every_second(ids: Any, first: int) -> Any:
+    """The ids of one of two layers."""
+    if isinstance(ids, dict):
+        return {relation: of_relation[first::2] for relation, of_relation in ids.items()}
+    return ids[first::2]
 
 
 class _Pipe(IterDataPipe[Any]):
-    def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
-        self._batches = batches
+    def __init__(self, batches: Callable[[int], Iterator[Any]]) -> None:
+        self._batches, self.epoch = batches, 0
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batches()
+        return self._batches(self.epoch)
+
+
+class GraphBoltFeature(Given):
+    """Reads of gids.graphbolt.FeatureStore, which nothing announces."""
+
+    def make(self, source: Any, *, device: str = "cpu", workers: int = 0, **place: Any) -> Any:
+        import gids.graphbolt
+
+        store = gids.graphbolt.FeatureStore(source, dtype=self.load.dtype, device=device)
+
+        def begin(epoch: int) -> Iterator[Any]:
+            for minibatch in self.batches(epoch):
+                names = {name: self.data.graphbolt_name(name) for name in minibatch.ids}
+                yield minibatch, {n: store.read(*names[n], ids) for n, ids in minibatch.ids.items()}
+
+        return _Epochs(store, self.load.count, begin)
 
 
 KINDS: dict[str, type[Kind]] = {
@@ -502,4 +442,5 @@ KINDS: dict[str, type[Kind]] = {
     "PyG links": PygLinks,
     "DGL": Dgl,
     "GraphBolt": GraphBolt,
+    "GraphBolt feature": GraphBoltFeature,
 }

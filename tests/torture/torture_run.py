@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import json
-import os
 import pickle
 import random
-import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,411 +21,181 @@ from open_options import tuned
 from rank_pool import RankPool
 from torture_data import TortureData
 from torture_loaders import KINDS, Kind, Looked
-from torture_samplers import ERRORS
-from torture_scenario import Act, MiB, Scenario, draw
+from torture_scenario import Act, MiB, Reading, Scenario, draw
 
 import gids
 from gids import cuda
-from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_chooser, pack_reads, pack_switch, sampled_ahead
-from gids.packs import PackBudget
+from gids.errors import MemoryBudgetError
+from gids.sampler import Minibatch
 
-PLAIN = {"memory": "64MB", "reads": "random", "queue_depth": 16}
-"""Options of the loader whose minibatches are compared with."""
-
-
-class OddError(AssertionError):
-    """An error that is none of the user's."""
+PLAIN: dict[str, Any] = {"memory": "64MB", "reads": "random", "queue_depth": 16}
+"""Options of the loaders that others are compared with, and of those that validate."""
 
 
 class Run:
     """A scenario on one rank. place: arguments that name the rank, if there is no process group."""
 
     def __init__(self, s: Scenario, data: TortureData, rank: int, place: dict[str, Any]) -> None:
-        self.s, self.rank, self.place = s, rank, place
-        self.kind: Kind = KINDS[s.kind](s, data)
-        self.data, self.held = data, list[Any]()
-        self.expected_of: dict[int, list[Looked]] = {}
+        self.s, self.data, self.rank, self.place = s, data, rank, place
+        self.kind: Kind = KINDS[s.load.kind](s.load, data, s.share)
         self.seeds: dict[int, list[int]] = {}
         """Of whole epochs, by number."""
-        self.by_packs: Any = None  # the loader that read a whole epoch by packs last
-        self.minibatches = self.from_packs = 0
+        self.done: Counter[str] = Counter()
 
-    # --- what must come ---
+    def run(self) -> None:
+        with contextlib.ExitStack() as closing:
+            source, loader = self.open(self.s.reading, closing)
+            for act in self.s.acts:
+                if act.validate == "of the same source":
+                    self.validate(source, act)
+                loader = self.act(source, loader, act)
+            self.close(loader, self.s.reading)
 
-    def expected(self, epoch: int) -> list[Looked]:
-        """The minibatches of an epoch as another loader returns them."""
-        if epoch not in self.expected_of:
-            with gids.open(self.data.path, **tuned(PLAIN)) as source:
-                kind = KINDS[self.s.kind](self.s, self.data)
-                place = dict(self.place)
-                if self.s.share and not self.kind.alone:
-                    place |= {"rank": self.rank, "world_size": self.s.world}
-                loader = kind.make(source, plain=True, **place)
-                kind.reset(loader, epoch)
-                self.expected_of[epoch] = [kind.look(batch) for batch in loader]
+    def act(self, source: Any, loader: Any, act: Act) -> Any:
+        """Take an epoch, or its first minibatches and the rest by a loader that resumes. Returns the next
+        epoch's loader."""
+        epoch, length, batch = loader.epoch, len(loader), None
+        found, kept = list[Looked](), list[Any]()
+        if act.stop != 0:
+            for batch in loader:
+                found.append(self.look(batch, epoch, len(found)))
+                kept += [batch] if len(kept) < self.s.holds else []
+                if act.validate == "of a second source" and len(found) == act.at + 1:
+                    with gids.open(self.data.stores, **tuned(PLAIN)) as second:
+                        self.validate(second, act)
+                if len(found) == act.stop:
+                    break
+            del batch
+        self.compare(epoch, found, 0)
+        changed = [i for i, batch in enumerate(kept) if self.kind.look(batch) != found[i]]
+        assert not changed, f"minibatches {changed} change while the user has them"
+        if act.stop is None:
+            assert len(found) == length, f"epoch {epoch} has {len(found)} of {length} minibatches"
+        if len(found) == length:
+            self.take_seeds(epoch, found)
+        elif act.resume and act.stop:
+            return self.resume(source, loader, act, found)
+        return loader
+
+    def resume(self, source: Any, loader: Any, act: Act, found: list[Looked]) -> Any:
+        state, epoch, length = json.loads(json.dumps(loader.state_dict())), loader.epoch - 1, len(loader)
+        if act.resume != "same":
+            self.close(loader, self.s.reading)
+            loader = self.make(source, self.s.reading)
+        with contextlib.ExitStack() as closing:
+            resumed = self.open(self.s.other, closing)[1] if act.resume == "another" else loader
+            resumed.load_state_dict(state)
+            assert resumed.epoch == epoch
+            rest = [self.look(batch, epoch, n) for n, batch in enumerate(resumed, len(found))]
+            self.compare(epoch, rest, len(found))
+            counts = f"{len(found)} + {len(rest)} of {length} minibatches"
+            assert len(found) + len(rest) == length, counts
+            self.take_seeds(epoch, found + rest)
+            if resumed is not loader:
+                self.close(resumed, self.s.other)
+                loader.epoch = epoch + 1
+        return loader
+
+    def validate(self, source: Any, act: Act) -> None:
+        """Another loader of this source takes an epoch."""
+        load = replace(self.s.load, stride=4 * self.s.load.stride, count=2)
+        if act.tables:
+            load = replace(load, tables=["paper.half"], dtype=None)
+        kind = KINDS[load.kind](load, self.data)
+        loader = kind.make(source, **self.place)
+        for batch in loader:
+            kind.look(batch)
+        loader.close()
+
+    # --- opening and closing ---
+
+    def open(self, reading: Reading, closing: contextlib.ExitStack) -> tuple[Any, Any]:
+        """A source and its loader."""
+        if reading.memory != "hardly enough":
+            source = closing.enter_context(self.open_source(reading, 64 * MiB))
+            return source, self.make(source, reading)
+        for memory in (int(0.15 * 2**i * MiB) for i in range(9)):
+            with contextlib.ExitStack() as trying:
+                try:
+                    source = trying.enter_context(self.open_source(reading, memory))
+                    loader = self.make(source, reading)
+                    next(iter(loader), None)
+                except MemoryBudgetError:
+                    continue
                 loader.close()
-        return self.expected_of[epoch]
+            source = closing.enter_context(self.open_source(reading, memory + memory // 4))
+            return source, self.make(source, reading)
+        raise AssertionError("38 MiB are too little")
+
+    def open_source(self, reading: Reading, memory: int) -> Any:
+        options = {**reading.options, "memory": memory}
+        if reading.device == "cuda":
+            options |= {"memory": 16 * MiB, "device_memory": memory + 8 * MiB}
+        if reading.memory in ("a quarter", "one page"):
+            rows = [self.data.rows[name] for name in self.s.load.tables]
+            tables = sum(each.numel() * each.element_size() for each in rows)
+            options["cache"] = 4096 if reading.memory == "one page" else max(4096, tables // 4)
+        if self.s.share in ("rows", "parts", "replicas"):
+            path = self.data.parts if self.s.share == "parts" else self.data.path
+            replicas = 2 if self.s.share == "replicas" else 1
+            return gids.distributed.open(path, replicas=replicas, **tuned(options | {"reads": "random"}))
+        return gids.open(self.data.stores_apart if self.s.load.apart else self.data.stores, **tuned(options))
+
+    def make(self, source: Any, reading: Reading) -> Any:
+        place = dict(self.place)
+        if self.s.share and self.s.load.kind == "DGL":
+            place["use_ddp"] = True
+        if self.s.cooperative:
+            place["cooperative"] = True
+        return self.kind.make(source, device=reading.device, workers=reading.workers, **place)
+
+    def close(self, loader: Any, reading: Reading) -> None:
+        packs = loader.stats().get("packs")
+        if packs is not None:
+            self.done[f"superbatches by reads={reading.options['reads']!r}"] += packs.get("superbatches", 0)
+        loader.close()
+
+    # --- comparing ---
+
+    def look(self, batch: Any, epoch: int, step: int) -> Looked:
+        self.done[f"{self.s.load.kind}: minibatches"] += 1
+        if isinstance(batch, Minibatch):
+            assert (batch.epoch, batch.step) == (epoch, step), f"epoch and step {batch.epoch}, {batch.step}"
+        return self.kind.look(batch)
 
     def compare(self, epoch: int, found: list[Looked], first: int) -> None:
+        """With the minibatches of a plain loader."""
         if self.kind.repeatable and not self.s.cooperative:
             expected = self.expected(epoch)[first : first + len(found)]
             differ = [i for i, (a, b) in enumerate(zip(found, expected, strict=True), first) if a != b]
-            assert not differ, f"epoch {epoch}: minibatches {differ} are not those of random reads"
+            assert not differ, f"epoch {epoch}: minibatches {differ} are not those of a plain loader"
 
-    # --- opening ---
+    def expected(self, epoch: int) -> list[Looked]:
+        place = dict(self.place)
+        if self.s.share and not self.kind.alone:
+            place |= {"rank": self.rank, "world_size": self.s.load.world}
+        key = (self.data.path, repr(self.s.load), str(place), epoch)
+        if key not in _EXPECTED:
+            with gids.open(self.data.stores, **tuned(PLAIN)) as source:
+                kind = KINDS[self.s.load.kind](self.s.load, self.data)
+                loader = kind.make(source, **place)
+                loader.epoch = epoch
+                _EXPECTED[key] = [kind.look(batch) for batch in loader]
+                loader.close()
+        return _EXPECTED[key]
 
-    def open(self, **changes: Any) -> Any:
-        s = self.s
-        options = {**s.options, **changes}
-        if s.scratches > 1:
-            options["scratch"] = [self.data.path.parent / f"scratch {i}" for i in range(s.scratches)]
-            for folder in options["scratch"]:
-                folder.mkdir(exist_ok=True)
-        if s.share in ("rows", "parts", "replicas"):
-            path = self.data.parts if s.share == "parts" else self.data.path
-            replicas = 2 if s.share == "replicas" else 1
-            return gids.distributed.open(path, replicas=replicas, **tuned(options | {"reads": "random"}))
-        return gids.open(self.data.apart if s.apart else self.data.path, **tuned(options))
-
-    def make(self, source: Any, **more: Any) -> Any:
-        place = {**self.place, **more}
-        if self.s.share and self.s.kind == "DGL":
-            place["use_ddp"] = True
-        if self.s.misuse == "order of tables" and self.rank % 2:
-            place["tables"] = self.s.tables[::-1]
-        return self.kind.make(source, **place)
-
-    # --- acts ---
-
-    def run(self) -> None:
-        s = self.s
-        with contextlib.ExitStack() as closing:
-            self.source = closing.enter_context(self.open())
-            loader = self.make(self.source)
-            if s.watched:
-                closing.enter_context(self.watching())
-            if s.misuse == "loaders":
-                other_kind = KINDS[s.kind](replace(s, seed=s.seed + 1), self.data)
-                other = other_kind.make(self.source, **self.place)
-                for each in (loader, other)[:: 1 if self.rank else -1]:
-                    for batch in each:
-                        self.look(batch)
-                return
-            if s.misuse == "epoch":
-                loader.epoch += self.rank
-            for act in s.acts:
-                loader = self.act(loader, act, closing)
-            for epoch, iterator, got in self.held:
-                self.go_on(epoch, iterator, got)
-            self.held.clear()
-            self.close(loader)
-
-    def act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
-        with contextlib.ExitStack() as stack:
-            if act.beside and act.resume != "other":  # which closes the source
-                stack.enter_context(_in_a_thread(lambda: self.between("whole", loader), repeat=False))
-            try:
-                return self._act(loader, act, closing)
-            except MemoryBudgetError:
-                if not act.beside:
-                    raise
-                self.close(loader)
-                self.held.clear()  # the epoch that failed may be one of them
-                return self.make(self.source)
-
-    def _act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
-        epoch = loader.epoch
-        if act.before:
-            self.between(act.before, loader)
-        before = self.packed(loader)
-        iterator, got, errors, kept = iter(loader), list[Looked](), 0, list[Any]()
-        if self.s.hops:
-            iterator = _Hopping(iterator)
-        length, ended = len(loader), False
-        while act.stop is None or len(got) + errors < act.stop:
-            if act.between and len(got) == act.at:
-                self.between(act.between, loader)
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                ended = True
-                break
-            except BaseException as error:
-                ended = self.failed(error, epoch, len(got) + errors)
-                errors += 1
-                if ended:
-                    break
-                continue
-            got.append(self.look(batch))
-            if len(kept) < self.s.holds:
-                kept.append(batch)
-            del batch
-            self.kind.disturb()
-        self.compare_with_errors(epoch, got, errors)
-        changed = [i for i, batch in enumerate(kept) if self.kind.look(batch) != got[i]]
-        assert not changed, f"minibatches {changed} change while the consumer has them"
-        if ended or len(got) + errors == length:
-            if not errors:
-                assert len(got) == length, f"epoch {epoch} has {len(got)} of {length} minibatches"
-                self.take_seeds(epoch, got)
-                if act.stop is None and not act.between and not act.beside:
-                    self.check_way(loader, before, length)
-            elif self.kind.goes_on or len(got) > self.s.fails:
-                assert len(got) + errors == length, f"{len(got)} + {errors} of {length} minibatches"
-            if ended:
-                assert next(iterator, None) is None, "a minibatch comes after the end"
-            return loader
-        return self.leave(loader, act, closing, epoch, iterator, got)
-
-    def leave(
-        self,
-        loader: Any,
-        act: Act,
-        closing: contextlib.ExitStack,
-        epoch: int,
-        iterator: Any,
-        got: list[Looked],
-    ) -> Any:
-        begun = act.stop != 0  # else the state is that of the epoch before
-        state = loader.state_dict() if act.resume and begun and not self.s.error else None
-        if act.leave == "keep" and not self.kind.one_epoch_at_a_time:
-            self.held.append((epoch, iterator, got))
-        elif act.leave == "close":
-            iterator.close()
-            assert next(iterator, None) is None
-        elif act.leave == "loader":
-            self.close(loader)
-            self.ends(iterator)
-            with pytest.raises(ValueError, match="closed"):
-                next(iter(loader))
-            loader = self.make(self.source)
-            self.kind.reset(loader, epoch + 1)
-        elif act.leave == "thread":
-            self.close_from_a_thread(iterator, got)
-        del iterator
-        if act.leave == "drop":
-            gc.collect()
-        if state is not None:
-            state = json.loads(json.dumps(state))
-            if act.resume == "new":
-                self.close(loader)
-                loader = self.make(self.source)
-            elif act.resume == "other":
-                loader = self.open_again(loader, closing, **self.other_options())
-            loader.load_state_dict(state)
-            assert loader.epoch == epoch
-            rest = [self.look(batch) for batch in loader]
-            self.compare(epoch, rest, len(got))
-            counts = f"{len(got)} + {len(rest)} of {len(loader)} minibatches"
-            assert len(got) + len(rest) == len(loader), counts
-            self.take_seeds(epoch, got + rest)
-            if act.resume == "other":
-                loader = self.open_again(loader, closing)
-                self.kind.reset(loader, epoch + 1)
-        elif act.reset:
-            self.kind.reset(loader, epoch)
-        return loader
-
-    def open_again(self, loader: Any, closing: contextlib.ExitStack, **changes: Any) -> Any:
-        self.close(loader)
-        for held in self.held:
-            self.go_on(*held)
-        self.held.clear()
-        self.source.close()
-        self.source = closing.enter_context(self.open(**changes))
-        return self.make(self.source)
-
-    def close(self, loader: Any) -> None:
-        self.from_packs += self.packed(loader)
-        loader.close()
-
-    def other_options(self) -> dict[str, Any]:
-        reads = "pack" if self.s.options["reads"] == "random" else "random"
-        plenty = {"memory": 64 * MiB, "scratch_bytes": None}
-        return {"reads": reads, "window": 3, "planned": None, **plenty}
-
-    def look(self, batch: Any) -> Looked:
-        self.minibatches += 1
-        return self.kind.look(batch)
-
-    def between(self, what: str, loader: Any) -> None:
-        """Validation, in the middle of an epoch or before it."""
-        if what == "same":  # Lightning's sanity check
-            epoch = loader.epoch
-            second = iter(loader)
-            found = [self.look(batch) for _, batch in zip(range(2), second, strict=False)]
-            if not self.s.error:
-                self.compare(epoch, found, 0)
-            self.kind.reset(loader, epoch)
-            return
-        if what == "fork":
-            if (child := os.fork()) == 0:
-                os._exit(0)
-            os.waitpid(child, 0)
-            return
-        s = self.s
-        if what == "few":
-            s = replace(s, stride=8 * s.stride, count=2)
-        elif what == "tables" and s.kind != "GraphBolt":
-            tables = [name for name in ("paper.feat", "paper.half") if name not in s.tables][:1]
-            s = replace(s, tables=tables or s.tables, dtype=None)
-        kind = KINDS[s.kind](s, self.data)
-        other = kind.make(self.source, plain=True, **self.place)
-        try:
-            for number, batch in enumerate(other):
-                kind.look(batch)
-                if what == "short" and number == 1:
-                    break
-        except MemoryBudgetError:
-            pass  # of another cache, while an epoch is open
-        finally:
-            other.close()
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """A thread of the user that logs."""
-        last: dict[str, float] = {}
-        source = self.source
-
-        def look() -> None:
-            if source is not self.source:
-                return
-            stats = source.stats()
-            if "packs" not in stats:
-                return
-            now = {name: stats[name] for name in ("pages", "hits", "pages_read", "bytes_read")}
-            now |= {f"packs {name}": stats["packs"][name] for name in ("minibatches", "bytes_read")}
-            less = {name: (last[name], n) for name, n in now.items() if n < last.get(name, 0)}
-            last.update(now)
-            assert not less, f"counters of stats() go down: {less}"
-
-        with _in_a_thread(look):
-            yield
-
-    def close_from_a_thread(self, iterator: Any, got: list[Looked]) -> None:
-        closing = threading.Thread(target=iterator.close)
-        closing.start()
-        while True:
-            try:
-                batch = next(iterator, None)
-            except (AssertionError, CancelledError) as error:
-                raise OddError(f"closed from a thread: {error!r}") from error
-            except ValueError as error:
-                if "already executing" in str(error):
-                    raise OddError(f"closed from a thread: {error!r}") from error
-                break
-            if batch is None:
-                break
-            got.append(self.look(batch))
-        closing.join(20)
-        assert not closing.is_alive(), "close() in a thread hangs"
-        iterator.close()
-
-    def ends(self, iterator: Any) -> None:
-        """An iterator whose loader is closed has no minibatches."""
-        with contextlib.suppress(ValueError):
-            assert next(iterator, None) is None
-
-    def go_on(self, epoch: int, iterator: Any, got: list[Looked]) -> None:
-        """The rest of an epoch that was kept open while others ran."""
-        with contextlib.suppress(MemoryBudgetError):
-            first, rest = len(got), list[Looked]()
-            try:
-                rest += [self.look(batch) for batch in iterator]
-            except Exception as error:
-                if self.failed(error, epoch, first + len(rest)):
-                    return
-            self.compare_with_errors(epoch, got + rest, 0) if not self.s.error else None
-
-    # --- errors ---
-
-    def failed(self, error: BaseException, epoch: int, step: int) -> bool:
-        """Whether the epoch ends with this error, which the scenario expects. Raises any other one."""
-        s = self.s
-        if s.error is None or isinstance(error, AssertionError | MemoryBudgetError):
-            raise error
-        made = ERRORS[s.error]()
-        if isinstance(made, StorageError) and str(error).endswith(f"its source ended after {s.fails + 1}"):
-            return True  # a generator has no minibatches after its error
-        if s.error == "stop":
-            if not isinstance(error, RuntimeError | StopIteration):
-                raise error
-            return True
-        args = error.args if s.kind != "GraphBolt" else made.args  # torch changes those of a pipe
-        if type(error) is not type(made) or args != made.args:
-            raise OddError(f"{error!r} in place of {made!r}") from error
-        assert step == s.fails, f"the error of minibatch {s.fails} is raised for minibatch {step}"
-        return not (self.kind.goes_on or isinstance(error, StorageError))
-
-    def compare_with_errors(self, epoch: int, got: list[Looked], errors: int) -> None:
-        if not errors:
-            self.compare(epoch, got, 0)
-        elif self.kind.repeatable:
-            self.compare(epoch, got[: self.s.fails], 0)
-            self.compare(epoch, got[self.s.fails :], self.s.fails + 1)
-
-    # --- seeds and ways ---
-
-    def take_seeds(self, epoch: int, got: list[Looked]) -> None:
-        self.seeds[epoch] = [seed for seeds, _ in got for seed in seeds]
-
-    def packed(self, loader: Any) -> int:
-        packs = loader.stats().get("packs")
-        return 0 if packs is None else packs["minibatches"]
-
-    def check_way(self, loader: Any, before: int, length: int) -> None:
-        """A loader reads all of its whole epochs alike."""
-        s = self.s
-        if s.world > 1 or s.odd or s.error or s.kind == "GraphBolt" or self.held:
-            return
-        by_packs = self.packed(loader) - before == length
-        if self.by_packs is loader and not by_packs:
-            raise AssertionError("an epoch is read at random although one before was read by packs")
-        self.by_packs = loader if by_packs else None
+    def take_seeds(self, epoch: int, found: list[Looked]) -> None:
+        """Of a whole epoch: in the order given, or with shuffle=True in another one each time."""
+        self.seeds[epoch] = seeds = [seed for seeds, _ in found for seed in seeds]
+        load = self.s.load
+        if self.kind.resumes and load.world == 1 and not load.typed and len(seeds) > 20:
+            orders = [self.kind.seeds(), *(other for e, other in self.seeds.items() if e != epoch)]
+            for order in orders:
+                assert (seeds == order[: len(seeds)]) != load.seeds["shuffle"], "the order of seeds"
 
 
-class _Hopping:
-    """An iterator of which each item is asked for in another thread."""
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator, self._threads, self.close = iterator, ThreadPoolExecutor(3), iterator.close
-
-    def __iter__(self) -> _Hopping:
-        return self
-
-    def __next__(self) -> Any:
-        asked = [self._threads.submit(lambda: None) for _ in range(random.randrange(3))]
-        coming = self._threads.submit(next, self._iterator, None)
-        wait(asked)
-        if (item := coming.result()) is None:
-            raise StopIteration
-        return item
-
-
-@contextlib.contextmanager
-def _in_a_thread(function: Callable[[], object], *, repeat: bool = True) -> Iterator[None]:
-    """Call a function in a thread, once or again and again. Its error is raised at the end."""
-    end, failed = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            function()
-            while repeat and not end.wait(0.001):
-                function()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join(60)
-    assert not thread.is_alive(), "a thread hangs"
-    if failed:
-        raise failed[0]
+_EXPECTED: dict[Any, list[Looked]] = {}
+"""The minibatches of epochs, which scenarios of the same load share."""
 
 
 def check_seeds(runs: list[Run]) -> None:
@@ -442,52 +208,33 @@ def check_seeds(runs: list[Run]) -> None:
     every = Counter(kind.seeds())
     for epoch in set.intersection(*(set(run.seeds) for run in runs)):
         found = Counter(seed for run in runs for seed in run.seeds[epoch])
-        if s.kind == "DGL" and len(runs) > 1:  # which repeats or drops seeds so that ranks have as many
-            assert s.drop_last or set(found) == set(every)
+        drop_last, batch_size = s.load.seeds["drop_last"], s.load.seeds["batch_size"]
+        if s.load.kind == "DGL" and len(runs) > 1:  # which repeats or drops seeds so that ranks have as many
+            assert drop_last or set(found) == set(every)
             continue
         assert set(found) <= set(every), "seeds that nobody gave"
         more = (found - every).total()
-        assert more < s.world, f"epoch {epoch}: {more} seeds come more than once"
+        assert more < s.load.world, f"epoch {epoch}: {more} seeds come more than once"
         missing = (every - found).total()
-        dropped = s.drop_last and missing < s.batch_size * s.world
+        dropped = drop_last and missing < batch_size * s.load.world
         assert missing == 0 or dropped, f"{missing} seeds are missing"
 
 
 @contextlib.contextmanager
-def patched(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
-    """Small packs, which pay on small tables by rates that the scenario draws. gpu: a device is the GPU."""
-    share = PackBudget.share
-
-    def less(budget: PackBudget, rows: Any, *args: Any) -> Any:
-        plan = share(budget, rows, *args)
-        if plan is None or s.pack_size is None:
-            return plan
-        size = int(s.pack_size * sum(rows[t.name] * t.row_bytes for t in budget.tables)) + 65536
-        return replace(plan, purposes={**plan.purposes, "packs": min(size, plan.purposes["packs"])})
-
+def surroundings(s: Scenario, *, gpu: bool = False) -> Iterator[None]:
+    """The device, which is emulated unless `gpu`."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as closing:
-        patch.setattr(pack_chooser, "_WORTH_S", s.worth_s)
-        patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
-        patch.setattr(pack_reads, "measure_random", lambda *_, **__: s.rates.random_reads_per_s)
-        patch.setattr(PackBudget, "share", less)
-        patch.setattr(pack_switch, "EARLY", s.early)
-        # Packs are considered before a minibatch is read, after one that is read at random, or after `early`.
-        patch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
-        patch.setattr(pack_switch, "_MANY_ROWS", 1 if s.number % 3 == 0 else 1 << 30)
-        patch.setattr(pack_switch, "_SOON_S", 1e-9 if s.number % 2 else 0.5)
-        if s.superbatch is not None:
-            patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
-        if s.device == "cuda" and not gpu:
+        of_device = [reading for reading in (s.reading, s.other) if reading.device == "cuda"]
+        if of_device and not gpu:
             from emulator import EmulatedDevice
             from late_device import LateDevice
 
-            device = (LateDevice if s.late else EmulatedDevice)(s.number)
+            late = any(reading.late for reading in of_device)
+            device = LateDevice(s.number) if late else EmulatedDevice(s.number)
             patch.setattr(cuda, "open_device", lambda name="cuda": device)
-            closing.callback(lambda: device.close() if isinstance(device, LateDevice) else None)
-        if s.kind == "GraphBolt":
-            import graphbolt_model
-
-            closing.enter_context(graphbolt_model.importable())
+            if isinstance(device, LateDevice):
+                closing.callback(device.close)
+                closing.enter_context(device.use(device.new_stream()))  # where the user trains
         yield
 
 
@@ -496,65 +243,55 @@ def torture(number: int, data: dict[bool, TortureData], *, gpu: bool = False) ->
     s = draw(number)
     torch.manual_seed(number)
     random.seed(number)
-    done: Counter[str] = Counter()
     try:
-        with patched(s, gpu=gpu):
-            places = [{"rank": r, "world_size": s.world} for r in range(s.world)] if s.world > 1 else [{}]
-            runs = [Run(s, data[s.typed], rank, place) for rank, place in enumerate(places)]
+        with surroundings(s, gpu=gpu):
+            world = s.load.world
+            places = [{"rank": r, "world_size": world} for r in range(world)] if world > 1 else [{}]
+            runs = [Run(s, data[s.load.typed], rank, place) for rank, place in enumerate(places)]
             for run in runs:
                 run.run()
             check_seeds(runs)
-        done[f"{s.kind}: minibatches"] = sum(run.minibatches for run in runs)
-        done[f"{s.kind}: minibatches by packs"] = sum(run.from_packs for run in runs)
     except BaseException as error:
-        if isinstance(error, MemoryBudgetError) and s.options["memory"] <= 16 * MiB:
-            return Counter({s.kind: 1, f"{s.kind}: memory is too small": 1})
         again = f"python tools/torture.py --first {number} --count 1{' --gpu' if gpu else ''}"
         error.add_note(f"{s!r}\nto repeat: {again}")
         raise
-    done[s.kind] = 1
-    return done
+    return Counter({s.load.kind: 1}) + sum((run.done for run in runs), Counter())
 
 
 def torture_on_rank(number: int, folder: Path) -> dict[str, Any]:
     """What this rank did in the scenario of a number, or its error."""
     s = draw(number, ranks=True)
     torch.manual_seed(number)
-    run = Run(s, _loaded(folder, s.typed), dist.get_rank(), {})
+    run = Run(s, _loaded(folder, s.load.typed), dist.get_rank(), {})
     try:
-        with patched(s):
+        with surroundings(s), graphbolt():
             run.run()
     except BaseException as error:
-        told = "".join(traceback.format_exception(error))
-        return {"error": f"{type(error).__name__}: {error}", "traceback": told}
-    return {"seeds": run.seeds, "minibatches": run.minibatches, "from packs": run.from_packs}
+        text = "".join(traceback.format_exception(error))
+        return {"error": f"{type(error).__name__}: {error}", "traceback": text}
+    return {"seeds": run.seeds, "done": run.done}
 
 
 @functools.cache
 def _loaded(folder: Path, typed: bool) -> TortureData:
-    found: TortureData = pickle.loads((folder / f"{typed}.pickle").read_bytes())
-    return found
+    data: TortureData = pickle.loads((folder / f"{typed}.pickle").read_bytes())
+    return data
 
 
 def torture_ranks(number: int, data: dict[bool, TortureData], pool: RankPool) -> Counter[str]:
     """Run the scenario of a number on two ranks. Returns what was done, by kind of loader."""
     s = draw(number, ranks=True)
-    told = pool.run(s.world, torture_on_rank, number, data[s.typed].path.parent)
-    errors = [of_rank.get("error", "") for of_rank in told]
-    name = f"ranks, {s.kind}, {s.share}{', cooperative' if s.cooperative else ''}"
+    name = f"ranks, {s.load.kind}, {s.share}{', cooperative' if s.cooperative else ''}"
     done = Counter({name: 1})
-    for what in ("minibatches", "from packs"):
-        done[f"{name}: {what}"] = sum(of_rank.get(what, 0) for of_rank in told)
+    results = pool.run(s.load.world, torture_on_rank, number, data[s.load.typed].path.parent)
     try:
-        if s.misuse and all(error.startswith(("ValueError", "RankError")) for error in errors):
-            return done + Counter({f"{name}: refused {s.misuse}": 1})
-        if any("MemoryBudgetError" in error for error in errors) and s.options["memory"] <= 16 * MiB:
-            return done + Counter({f"{name}: memory is too small": 1})
-        assert not any(errors), "\n".join(of_rank.get("traceback", "no error") for of_rank in told)
-        assert s.misuse in ("", "order of tables"), f"no rank notices: {s.misuse}"
-        runs = [Run(s, data[s.typed], rank, {}) for rank in range(s.world)]
-        for run, of_rank in zip(runs, told, strict=True):
+        assert not any("error" in of_rank for of_rank in results), "\n".join(
+            of_rank.get("traceback", "no error") for of_rank in results
+        )
+        runs = [Run(s, data[s.load.typed], rank, {}) for rank in range(s.load.world)]
+        for run, of_rank in zip(runs, results, strict=True):
             run.seeds = of_rank["seeds"]
+            done[f"{name}: minibatches"] += of_rank["done"][f"{s.load.kind}: minibatches"]
         check_seeds(runs)
     except BaseException as error:
         repeat = f"python tools/torture.py --ranks --first {number} --count 1"
@@ -563,9 +300,23 @@ def torture_ranks(number: int, data: dict[bool, TortureData], pool: RankPool) ->
     return done
 
 
-def open_data(folder: Path) -> dict[bool, TortureData]:
-    """Both datasets, which ranks load from this folder too."""
+@contextlib.contextmanager
+def opened_data(folder: Path) -> Iterator[dict[bool, TortureData]]:
+    """Both datasets, which ranks load from this folder too. Meanwhile GraphBolt can be imported."""
     data = {typed: TortureData(folder, typed=typed) for typed in (False, True)}
     for typed, of in data.items():
         (folder / f"{typed}.pickle").write_bytes(pickle.dumps(of))
-    return data
+    with graphbolt():
+        yield data
+    for of in data.values():
+        for store in of.stores + of.stores_apart:
+            store.close()
+
+
+def graphbolt() -> contextlib.AbstractContextManager[object]:
+    """Makes GraphBolt, or what stands for it, importable where DGL is."""
+    try:
+        import graphbolt_model
+    except ImportError:
+        return contextlib.nullcontext()
+    return graphbolt_model.importable()

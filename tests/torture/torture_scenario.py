@@ -1,5 +1,7 @@
-"""Draws a scenario from a number: a loader, a dataset, a sampler, options of gids.open(), and acts: whole
-epochs, epochs that are left and resumed, and validation in between. Runs nothing.
+"""Draws a scenario from a number: what is loaded, how it is read, and what a user does. Runs nothing.
+
+Two numbers in a row load the same, so that one reference serves both. All options of gids.open() are drawn in
+draw_reading(), `reads=` among them.
 """
 
 from __future__ import annotations
@@ -9,280 +11,178 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from torture_data import KEYS
 from torture_loaders import KINDS
-from torture_samplers import ERRORS, FOREIGN, ODD, ON_DEVICE, OWN
-
-from gids.packs import DiskRates
+from torture_samplers import EDGE_SAMPLERS, ON_DEVICE, OWN, PYG_SAMPLERS, TYPED_SAMPLERS
 
 KiB, MiB = 1 << 10, 1 << 20
 
-WITH_THREADS = 10_000
-"""From this number on, users have threads, and several directories for scratch."""
+THEIR_SAMPLERS = ("FeatureLoader", "DGL", "GraphBolt", "GraphBolt feature")
+"""Kinds of loaders that do not sample by gids."""
+
+
+@dataclass
+class Load:
+    """What is loaded. apart: tables are in other datasets, with other orders of nodes and edges. seeds: the
+    loader's arguments about seeds. stride: of the nodes that are seeds. count: minibatches, where ids are
+    drawn. negatives: of each edge. world: ranks that share the seeds."""
+
+    kind: str = "NodeLoader"
+    typed: bool = False
+    apart: bool = False
+    tables: list[str] = field(default_factory=list)
+    dtype: torch.dtype | None = None
+    sampler: str = "neighbor"
+    seeds: dict[str, Any] = field(default_factory=dict)
+    stride: int = 5
+    count: int = 10
+    labels: Any = True
+    negatives: int = 1
+    world: int = 1
+
+
+@dataclass
+class Reading:
+    """How it is read. memory: "roomy", "a quarter" of the tables for lines, "one page", or "hardly enough": a
+    quarter more than an amount that is enough for the first minibatch, while half of it is not. options: of
+    gids.open()."""
+
+    device: str = "cpu"
+    late: bool = False
+    memory: str = "roomy"
+    workers: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Act:
-    """An epoch. before: what another loader does first. stop: minibatches until it is left, None: all. leave:
-    how. resume: what takes the rest. between: what another loader does before minibatch `at`. reset: the next
-    epoch has this one's number. beside: another loader of the source runs in a thread meanwhile.
-    """
+    """An epoch. stop: minibatches until it is left; None: all. resume: what takes the rest: "", the "same"
+    loader, a "new" one, or one of "another" source that reads in another way. validate: by another loader,
+    before the epoch "of the same source", or before minibatch `at` "of a second source". tables: this loader
+    has other tables."""
 
-    before: str = ""
     stop: int | None = None
-    leave: str = ""
     resume: str = ""
-    between: str = ""
+    validate: str = ""
     at: int = 0
-    reset: bool = False
-    beside: bool = False
+    tables: bool = False
 
 
 @dataclass
 class Scenario:
-    """scratches: directories for scratch. hops: each minibatch is asked for in another thread. watched: a
-    thread looks at stats() all the time. apart: tables are in other datasets with another order of nodes."""
+    """other: how the loader of "another" source reads. share: what ranks of a process group share. holds:
+    minibatches that the user keeps."""
 
     number: int
-    kind: str = "NodeLoader"
-    typed: bool = False
-    tables: list[str] = field(default_factory=list)
-    dtype: torch.dtype | None = None
-    sampler: str = "neighbor"
-    foreign: str | None = None
-    odd: str | None = None
-    odd_from: int = 0
-    error: str | None = None
-    fails: int = 0
-    batch_size: int = 40
-    stride: int = 5
-    count: int = 20
-    shuffle: bool = True
-    drop_last: bool = False
-    seed: int = 0
-    labels: Any = True
-    negatives: int = 1
-    workers: int = 0
+    load: Load
+    reading: Reading
+    other: Reading
+    acts: list[Act]
     holds: int = 0
-    device: str = "cpu"
-    late: bool = False
-    world: int = 1
     share: str = ""
     cooperative: bool = False
-    scratches: int = 1
-    hops: bool = False
-    watched: bool = False
-    apart: bool = False
-    misuse: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    early: int = 2
-    superbatch: int | None = None
-    pack_size: float | None = None
-    worth_s: float = 0.0
-    rates: DiskRates = field(default_factory=lambda: DiskRates(4096, 1e2, 1e9, 1e9))
-    acts: list[Act] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return "\n".join(["Scenario:", *(f"  {name} = {value!r}" for name, value in given.items())])
+        return "\n".join(["Scenario:", *(f"  {f.name} = {getattr(self, f.name)!r}" for f in fields(self))])
 
 
 def draw(number: int, *, ranks: bool = False) -> Scenario:
-    """The scenario of a number. ranks: of several processes."""
+    """The scenario of a number. ranks: of two processes."""
+    load = draw_load(number // 2, ranks)
     r = random.Random(f"{number} {ranks}")
-
-    def maybe(chance: float) -> bool:
-        return r.random() < chance
-
-    s = Scenario(number)
-    s.kind = r.choice(["NodeLoader"] * 3 + ["EdgeLoader", "PyG", "PyG links"] + list(KINDS))
-    s.typed, s.seed = maybe(0.4), r.randrange(1 << 30)
-    _draw_sampling(s, r)
-    _draw_reading(s, r)
-    _draw_tables(s, r)
+    s = Scenario(number, load, draw_reading(r, load, ranks), draw_reading(r, load, ranks), [])
+    s.acts = [_draw_act(r, load, ranks) for _ in range(r.choice([1, 1, 2, 2, 3]))]
+    if s.reading.device == "cuda":
+        del s.acts[1:]  # the emulator is slow
+    s.holds = r.choice([0, 0, 1, 4])
     if ranks:
-        s.world = 2
         s.share = r.choice(["seeds", "rows", "rows", "parts", "parts", "replicas"])
-        if s.kind in ("FeatureLoader", "DGL", "GraphBolt"):
+        if load.kind in THEIR_SAMPLERS:
             s.share = "seeds"
-        s.cooperative = s.kind == "NodeLoader" and s.share in ("rows", "parts", "replicas") and maybe(0.35)
         if s.share != "seeds":
-            s.misuse = r.choice(["", "", "", "order of tables", "epoch", "loaders"])
-            s.options |= {"owners": r.choice(["hash", "range"]), "bulk": r.choice([1, 3, 4])}
-    elif s.kind in ("NodeLoader", "EdgeLoader", "PyG") and maybe(0.2):
-        s.world = r.choice([2, 3])
-    _restrict(s, r)
-    s.acts = [_draw_act(s, r) for _ in range(r.choice([2, 3, 3, 4]))]
-    if not ranks and maybe(0.08):
-        _draw_learning(s, r)
-    s.apart = s.share in ("", "seeds") and s.kind != "GraphBolt" and random.Random(number).random() < 0.3
-    if number >= WITH_THREADS:
-        _draw_threads(s, r)
+            load.apart = False
+            s.reading.options |= {"owners": r.choice(["hash", "range"]), "bulk": r.choice([1, 3, 4])}
+            load.sampler = "neighbor" if load.sampler in ("disjoint", "temporal") else load.sampler
+            if load.kind == "NodeLoader" and r.random() < 0.35:
+                s.cooperative, load.labels = True, bool(load.labels)
+                load.tables = [name for name in load.tables if name.count(".") == 1] or ["paper.feat"]
+                load.sampler = "labor" if load.sampler == "nested" else load.sampler
     return s
 
 
-def _draw_sampling(s: Scenario, r: random.Random) -> None:
-    s.sampler = r.choice(list(OWN))
-    if r.random() < 0.4:
-        s.foreign = r.choice(list(FOREIGN))
-    if r.random() < 0.2:
-        s.odd, s.odd_from = r.choice(list(ODD)), r.choice([0, 0, 3, 18])
-    if r.random() < 0.15:
-        s.error, s.fails = r.choice(list(ERRORS)), r.choice([0, 1, 2, 5, 9])
-    s.batch_size, s.stride = r.choice([8, 20, 40, 64]), r.choice([7, 13, 25])
-    s.count = r.choice([1, 5, 20, 40])
-    s.shuffle, s.drop_last = r.random() < 0.7, r.random() < 0.3
-    s.labels, s.negatives = r.choice([True, True, False, "inputs"]), r.choice([0, 1, 2])
-    if r.random() < 0.3:
-        s.workers = r.choice([1, 2])
+def draw_load(number: int, ranks: bool) -> Load:
+    r = random.Random(f"load {number}")
+    kinds = ["NodeLoader"] * 3 + ["EdgeLoader", "PyG"] + list(KINDS)
+    kind = kinds[number % len(kinds)]
+    load = Load(kind, typed=r.random() < 0.4, apart=r.random() < 0.15 and not kind.startswith("GraphBolt"))
+    types = ["paper", "author"] if load.typed else ["paper"]
+    every = [f"{ntype}.{key}" for ntype in types for key in KEYS]
+    nodes = r.sample(every, r.choice([1, 1, 2, 3, 5]))
+    edges = ["paper.cites.paper.w"] + (["author.writes.paper.w"] if load.typed else [])
+    load.tables = nodes + [name for name in edges if r.random() < 0.3]
+    r.shuffle(load.tables)
+    if r.random() < 0.3 and not any("tiny" in name for name in nodes):
+        load.dtype = r.choice([torch.float32, torch.float16, torch.bfloat16])
+    samplers = (
+        PYG_SAMPLERS if kind.startswith("PyG") else EDGE_SAMPLERS if kind == "EdgeLoader" else list(OWN)
+    )
+    load.sampler = r.choice([name for name in samplers if not load.typed or name in TYPED_SAMPLERS])
+    if load.sampler == "walks":
+        load.tables = nodes
+    load.labels, load.negatives = r.choice([True, True, False, "inputs"]), r.choice([0, 1, 2])
+    if (load.sampler == "disjoint" and load.labels == "inputs") or kind.startswith("PyG"):
+        load.labels = True
+    load.stride, load.count = r.choice([7, 13, 25]), r.choice([1, 4, 10])
+    load.seeds = {
+        "batch_size": r.choice([8, 12, 30]),
+        "shuffle": r.random() < 0.7,
+        "drop_last": r.random() < 0.3,
+        "seed": r.randrange(1 << 30),
+    }
+    if kind in ("NodeLoader", "EdgeLoader", "PyG") and not ranks and r.random() < 0.1:
+        load.world = 2
+    if ranks:
+        load.world = 2
+    return load
 
 
-def _draw_reading(s: Scenario, r: random.Random) -> None:
-    s.options = {
-        "reads": r.choice(["auto", "auto", "pack", "pack", "random"]),
-        "scratch_bytes": r.choice([None, None, None, 0, 1, 20 * KiB, 400 * KiB, 3 * MiB, 64 * MiB]),
-        "memory": r.choice([3, 4, 5, 8, 12, 24, 64]) * MiB,
+def draw_reading(r: random.Random, load: Load, ranks: bool) -> Reading:
+    """On tables this small, reads="auto" finds that random reads are cheap enough; "pack" packs whatever it
+    costs. scratch_bytes bounds a superbatch, so that an epoch has several."""
+    reading = Reading()
+    reading.memory = r.choice(["roomy", "a quarter", "a quarter", "one page", "hardly enough"])
+    reading.options = {
+        "reads": r.choice(["auto", "pack", "pack", "random", "random"]),
+        "scratch_bytes": r.choice([None, None, None, 1, 400 * KiB, 3 * MiB]),
+        "policy": r.choice(["lookahead"] * 4 + ["window-pin", "lru", "random", "static", "pinned"]),
         "window": r.choice([0, 1, 4, 16]),
-        "planned": r.choice([None, None, 1, 2, 8]),
+        "planned": r.choice([None, None, 1, 2, 7]),
         "engine": r.choice(["uring", "threads", "mmap"]),
         "queue_depth": r.choice([4, 16]),
         "check_crc": r.random() < 0.3,
         "direct": r.random() < 0.8,
-        "threads": r.choice([None, 1, 2, 4]),
-        "cache": 0 if r.random() < 0.05 else None,
-        "policy": r.choice(["lookahead"] * 4 + ["window-pin", "lru", "random", "static"]),
+        "threads": r.choice([None, 1, 2]),
     }
-    s.early = r.choice([1, 2, 4, 16])
-    s.superbatch = r.choice([None, None, 2, 3, 7, 12])
-    s.pack_size = r.choice([None, None, 2.1, 4, 9])
-    s.worth_s = r.choice([0.0, 0.0, 20.0, 60.0])
-    rates = [r.choice([1e1, 1e3, 1e5]), r.choice([1e6, 1e8, 1e10]), r.choice([1e6, 1e8, 1e10])]
-    s.rates = DiskRates(4096, *rates) if r.random() < 0.5 else DiskRates(4096, 1e1, 1e10, 1e10)
-    s.holds = r.choice([0, 0, 1, 4])
-    if r.random() < 0.12:
-        s.device, s.late = "cuda", r.random() < 0.5
+    on_device = load.sampler in ON_DEVICE or load.kind in THEIR_SAMPLERS
+    if on_device and load.kind != "GraphBolt feature" and not ranks and r.random() < 0.08:
+        reading.device, reading.late = "cuda", r.random() < 0.5
+        reading.options |= {"engine": "threads", "staging": 1 * MiB}
+        if reading.options["policy"] in ("lru", "pinned"):
+            reading.options["policy"] = "lookahead"
+    if load.kind == "DGL" and r.random() < 0.15:
+        reading.workers = 1
+    return reading
 
 
-def _draw_tables(s: Scenario, r: random.Random) -> None:
-    types = ["paper", "author"] if s.typed else ["paper"]
-    keys = ["feat", "tiny", "half", "long", "ordered", "by_row", "by_column"]
-    every = [f"{ntype}.{key}" for ntype in types for key in keys]
-    edges = ["paper.cites.paper.w"] + (["author.writes.paper.w"] if s.typed else [])
-    s.tables = r.sample(every, r.choice([1, 1, 2, 3, 5])) + [name for name in edges if r.random() < 0.25]
-    r.shuffle(s.tables)
-    if r.random() < 0.3 and not any("tiny" in name for name in s.tables):
-        s.dtype = r.choice([torch.float32, torch.float16, torch.bfloat16])
-
-
-def _restrict(s: Scenario, r: random.Random) -> None:
-    """Replace what does not go together."""
-    nodes = [name for name in s.tables if name.count(".") == 1] or ["paper.feat"]
-    if s.kind in ("DGL", "GraphBolt"):
-        s.device = "cpu"
-        if s.kind == "DGL" and (s.sampler == "disjoint" or s.workers):
-            s.odd = s.error = None
-        if s.error == "stop":
-            s.error = "value"
-    else:
-        s.workers = 0
-    if s.kind in ("FeatureLoader", "GraphBolt"):
-        s.batch_size = 1
-        if s.error == "stop":
-            s.error = None
-    if s.kind.startswith("PyG"):
-        s.labels = True
-        s.foreign = s.odd = s.error = None
-        if s.sampler == "induced" and s.device == "cuda":
-            s.sampler = "neighbor"
-    if s.kind in ("NodeLoader", "EdgeLoader"):
-        if s.foreign in ("derived", "mutable"):
-            s.sampler = "neighbor"
-        if s.kind == "EdgeLoader":
-            s.odd = None
-            if s.sampler in ("walks", "induced", "temporal"):
-                s.sampler = "labor"
-        if s.typed and s.sampler in ("walks", "temporal"):
-            s.sampler = "labor"
-        if s.sampler == "walks":
-            s.tables = nodes
-        if s.sampler == "disjoint" and s.labels == "inputs":
-            s.labels = True
-    if s.device == "cuda":
-        s.options["engine"] = "threads"
-        s.options |= {"device_memory": s.options["memory"] + 8 * MiB, "staging": 1 * MiB, "memory": 16 * MiB}
-        s.options["policy"] = "lookahead"
-        s.foreign = None if s.foreign == "mutable" else s.foreign
-        s.stride = max(s.stride, 13)
-    if s.share:
-        if s.share == "parts" or s.cooperative:
-            s.foreign = s.odd = None
-        s.error = None
-        s.workers, s.device = 0, "cpu"
-        for name in ("device_memory", "staging"):
-            s.options.pop(name, None)
-        if s.sampler in ("induced", "walks", "disjoint", "temporal") or s.kind.startswith("PyG"):
-            s.sampler = "neighbor"
-        if s.cooperative:
-            s.tables, s.labels = nodes, True
-            if s.sampler in ("nested",):
-                s.sampler = "labor"
-    if s.foreign == "mutable" and s.kind in ("NodeLoader", "EdgeLoader"):
-        s.error = s.odd = None
-    if s.device == "cuda" and s.sampler not in ON_DEVICE:
-        s.sampler = "neighbor"
-    if s.options["window"] + (s.options["planned"] or 1) > 24:
-        s.options["planned"] = None
-
-
-def _draw_learning(s: Scenario, r: random.Random) -> None:
-    """Packs pay for whole epochs, and not for short ones. Nothing in between changes that."""
-    s.foreign = s.odd = s.error = s.dtype = None
-    s.world, s.device, s.workers, s.batch_size, s.stride = 1, "cpu", 0, 8, 7
-    s.tables, s.count, s.early, s.superbatch, s.pack_size = ["paper.long"], 40, r.choice([2, 16]), None, None
-    s.options |= {
-        "reads": "auto",
-        "scratch_bytes": None,
-        "memory": 4 * MiB,
-        "cache": None,
-        "policy": "lookahead",
-    }
-    s.rates, s.worth_s = DiskRates(4096, 1e1, 1e10, 1e10), r.choice([20.0, 40.0])
-    between = [_draw_act(s, r) for _ in range(2)]
-    s.acts = [Act(), Act(before="few"), *between, Act(before=r.choice(["", "few"])), Act()]
-
-
-def _draw_threads(s: Scenario, r: random.Random) -> None:
-    s.scratches = r.choice([1, 1, 2, 3])
-    if s.share:
-        return
-    s.hops, s.watched = s.device == "cpu" and r.random() < 0.2, r.random() < 0.25
-    if s.device == "cpu" and r.random() < 0.3:
-        for act in s.acts:
-            act.beside = r.random() < 0.6
-
-
-def _draw_act(s: Scenario, r: random.Random) -> Act:
+def _draw_act(r: random.Random, load: Load, ranks: bool) -> Act:
     act = Act()
-    resumes = KINDS[s.kind].resumes
     if r.random() < 0.5:
-        act.stop = r.choice([0, 1, 2, 3, 5, 8, 13])
-        act.leave = r.choice(["close", "drop", "keep", "loader", "thread"])
-        if resumes and act.leave in ("close", "drop"):
-            act.resume = r.choice(["", "same", "new", "new", "other"])
-        act.reset = r.random() < 0.3
-    if r.random() < 0.2:
-        act.before = r.choice(["few", "whole", "tables"])
+        act.stop = r.choice([0, 1, 2, 3, 5, 8])
+        if KINDS[load.kind].resumes:
+            act.resume = r.choice(["", "same", "new", "another", "another"])
     if r.random() < 0.4:
-        act.between = r.choice(["short", "whole", "same", "tables", "fork"])
-        act.at = r.choice([0, 0, 1, 3, 6])
-    if s.error:  # in the first epoch, which is taken to its end
-        act.stop, act.leave, act.resume = None, "", ""
-    if act.between == "same" and (s.error or act.resume or s.kind == "GraphBolt"):
-        act.between = "short"
-    if s.foreign == "mutable" and act.resume in ("new", "other"):
-        act.resume = "same"  # a sampler with other weights would be refused
-    if s.share:  # all ranks do the same; a thread or a dropped epoch would end at another time
-        act.leave = act.leave and "close"
-        act.before = ""
-        act.between = act.between and r.choice(["", "short"])
-        act.at = 0
+        act.validate = r.choice(["of the same source", "of a second source"])
+        act.at, act.tables = r.choice([0, 1, 3]), r.random() < 0.5
+    if ranks:  # all ranks do the same
+        act.validate, act.resume = "", "" if act.resume == "another" else act.resume
     return act

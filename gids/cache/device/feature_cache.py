@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,9 +35,8 @@ from gids.cache.device.state import (
     check_memory,
     line_bytes,
 )
-from gids.cache.feature_cache import ClosedCacheError, FeatureCache, check_ids
+from gids.cache.feature_cache import FeatureCache, check_ids
 from gids.cache.output_dtype import overflow_error
-from gids.closing import OwnLock
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.profiling import stage
@@ -186,9 +185,6 @@ class DeviceFeatureCache:
         self._consumed: deque[Event] = deque()  # of the consumer's streams, when rows were returned to it
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
-        self._reading = OwnLock()  # held while reading through
-        self._enqueueing = OwnLock()  # held between kernels that no other thread's may come between
-        self._cancelling, self._cancels = OwnLock(), False
 
     # --- steps ---
 
@@ -254,6 +250,10 @@ class DeviceFeatureCache:
                 while self._flights[0].number <= soon:
                     self._collect()
 
+    def ready(self, step: int) -> bool:
+        """True: the host does not know."""
+        return True
+
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and its rows.
 
@@ -305,23 +305,11 @@ class DeviceFeatureCache:
         """
         if os.getpid() != self._pid:
             return
-        # One thread drops the stream whose steps are live, and another one frees the cache.
-        with self._cancelling:
-            if self._cancels:  # the garbage collector closes that stream in the thread that frees the cache
-                return
-            self._cancels = True
-            try:
-                self._cancel()
-            finally:
-                self._cancels = False
-
-    def _cancel(self) -> None:
-        with self._enqueueing:
-            while self._flights:
-                s = self._flights[0]
-                for plan in s.plans:
-                    self._reads.abandon(plan)
-                self._land(s)
+        while self._flights:
+            s = self._flights[0]
+            for plan in s.plans:
+                self._reads.abandon(plan)
+            self._land(s)
         self.stream.synchronize()
         for s in list(self._steps.values()):
             if s.planned:
@@ -339,50 +327,46 @@ class DeviceFeatureCache:
 
         ids: as for enter(). Returns like gather(). Blocks. Raises IndexError for an id out of range.
         """
-        with self._reading:
-            self._check_open()
-            check_ids(ids, self._states, self._device.torch_device)
-            self._wait_for_consumer()
-            self._consumed.append(self._device.current_stream().record_event())
-            tensors, outputs, left = self._on_device(ids), {}, {}
-            with self._device.use(self.stream):
-                for name, tensor in self._positions(tensors).items():
-                    plan, retired = self._new_plan(THROUGH, name, tensor), None
-                    outputs[name] = plan.out
-                    left[name] = self._device.empty((len(tensor),), torch.int64)
-                    with self._enqueueing:  # else a page could get a line between its two kernels
-                        while retired != self._retired:  # the garbage collector may cancel steps between them
-                            retired = self._retired
-                            self._kernels.retire(plan.state, plan.counters, None, 0)
-                            self._kernels.gather_lines(plan, left[name])
-                self._counters.show(THROUGH)
-                self.stream.synchronize()
-                if bad := self._bad_id(THROUGH, tensors):
-                    raise bad
-                error = self._overflow(THROUGH, tensors)
-                for name, tensor in tensors.items():
-                    positions = left[name][: self._counters.seen(THROUGH, name, "unresolved")]
-                    if len(positions):
-                        rows, failure = self._host.read_through({name: on_host(tensor[positions])})
-                        outputs[name][positions] = rows[name].to(self._device.torch_device)
-                        error = error or failure
-            self._device.current_stream().wait_event(self.stream.record_event())
-            self._hand_over(outputs)
+        self._check_open()
+        check_ids(ids, self._states, self._device.torch_device)
+        self._wait_for_consumer()
+        self._consumed.append(self._device.current_stream().record_event())
+        tensors, outputs, left = self._on_device(ids), {}, {}
+        with self._device.use(self.stream):
+            for name, tensor in self._positions(tensors).items():
+                plan, retired = self._new_plan(THROUGH, name, tensor), None
+                outputs[name] = plan.out
+                left[name] = self._device.empty((len(tensor),), torch.int64)
+                while retired != self._retired:  # the garbage collector may cancel steps between its kernels
+                    retired = self._retired
+                    self._kernels.retire(plan.state, plan.counters, None, 0)
+                    self._kernels.gather_lines(plan, left[name])
+            self._counters.show(THROUGH)
+            self.stream.synchronize()
+            if bad := self._bad_id(THROUGH, tensors):
+                raise bad
+            error = self._overflow(THROUGH, tensors)
+            for name, tensor in tensors.items():
+                positions = left[name][: self._counters.seen(THROUGH, name, "unresolved")]
+                if len(positions):
+                    rows, failure = self._host.read_through({name: on_host(tensor[positions])})
+                    outputs[name][positions] = rows[name].to(self._device.torch_device)
+                    error = error or failure
+        self._device.current_stream().wait_event(self.stream.record_event())
+        self._hand_over(outputs)
         return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def close(self) -> None:
         """Retire every live step, end the queue, free device memory, unmap host memory. Idempotent.
 
-        Waits for a thread that reads through. Later calls raise ClosedCacheError. Garbage collection closes
-        the cache too.
+        Later calls raise RuntimeError. Garbage collection closes the cache too.
         """
-        with self._reading:
-            if self._end.alive:
-                try:
-                    self.cancel()
-                finally:
-                    self._end()
-                    self._free()
+        if self._end.alive:
+            try:
+                self.cancel()
+            finally:
+                self._end()
+                self._free()
 
     def _free(self) -> None:
         """Return the lines to the device, for its next user, who may not be torch; the rest to torch."""
@@ -399,7 +383,7 @@ class DeviceFeatureCache:
         A step counts after gather(). Also: host_lines; host_lines_bytes, in pinned host memory;
         scratch_bytes. Seconds are the host's; each table gets an equal part of the total.
         """
-        tables, steps = {}, list(self._steps.values())  # which another thread may change
+        tables, steps = {}, list(self._steps.values())  # the garbage collector may cancel them
         for name, state in self._states.items():
             tables[name] = {
                 **self._counters.sums(name),
@@ -510,7 +494,7 @@ class DeviceFeatureCache:
 
     def _check_open(self) -> None:
         if not self._end.alive:
-            raise ClosedCacheError("this cache is closed: make a new one")
+            raise RuntimeError("this cache is closed: make a new one")
 
     def _live(self, step: int) -> _Step:
         if step not in self._steps:
@@ -577,13 +561,11 @@ class DeviceFeatureCache:
             self._consumed.popleft().synchronize()
 
     def _output_bytes(self) -> int:
-        return sum(out.nbytes for s in list(self._steps.values()) for out in list(s.outputs.values()))
+        return sum(out.nbytes for s in list(self._steps.values()) for out in s.outputs.values())
 
-    @contextmanager
-    def _batch(self, *, hold: bool = False) -> Iterator[None]:
-        """A batch of kernels that change the cache. hold: see Device.batch()."""
-        with self._enqueueing, self._device.batch(self.stream, hold=hold):
-            yield
+    def _batch(self, *, hold: bool = False) -> AbstractContextManager[None]:
+        """A batch of kernels on the stream. hold: see Device.batch()."""
+        return self._device.batch(self.stream, hold=hold)
 
     @contextmanager
     def _clock(self, key: str) -> Iterator[None]:

@@ -275,7 +275,7 @@ def check_device_memory(asked: Mapping[str, int | None], *, free_bytes: int, dev
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBudget(Budget):
-    """Shares device memory out. host_cache_bytes: for pinned lines in host memory, beside memory_bytes."""
+    """Divides device memory. host_cache_bytes: for pinned lines in host memory, beside memory_bytes."""
 
     host_cache_bytes: int
     option = "device_memory"
@@ -298,16 +298,7 @@ class DeviceBudget(Budget):
             purposes["row orders"] = orders
         return purposes
 
-    def _ways(self, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Sizes]:
-        fewer = range(sizes.planned_batches, sizes.least_planned_batches - 1, -1)
-        return [
-            *(sizes.with_planned(n).grown(tight[0]) for n in fewer),
-            *(least.grown(growth) for growth in tight),
-        ]
-
-    def _divide(
-        self, left: int, sizes: Sizes, purposes: dict[str, int]
-    ) -> tuple[dict[str, int], dict[str, int]]:
+    def _divide(self, left: int, purposes: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
         host_lines = self._lines(self.host_cache_bytes, 0)
         lines = self._lines(max(0, left - OWNER_BYTES * sum(host_lines.values())), OWNER_BYTES)
         for t in self.tables:  # pages with a line on the device need none in host memory

@@ -1,0 +1,259 @@
+"""Rows by packs: every value, where packs begin and end, and what happens if they cannot be made."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from packs_example import assert_all_same, assert_same, open_loader, open_source, scratch_files
+
+import gids
+from gids.loader import packer, superbatch
+from gids.sampler import Minibatch
+from gids.write import DatasetWriter
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def packs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """reads="auto" considers packs for any epoch, and finds that they pay."""
+    monkeypatch.setattr(packer, "LEAST_WAIT_S", 1e-9)
+    monkeypatch.setattr(superbatch, "predict", lambda *_, **__: {"random": 2.0, "pack": 1.0})
+
+
+@pytest.fixture
+def one_warning(caplog: pytest.LogCaptureFixture) -> Callable[[str], None]:
+    """Check that one warning was logged, with this text."""
+
+    def check(text: str) -> None:
+        warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        warnings = [text for text in warnings if "for the cache, and a minibatch reads" not in text]
+        assert len(warnings) == 1, warnings
+        assert text in warnings[0]
+
+    return check
+
+
+def ways(loader: Any) -> list[tuple[str, int]]:
+    return [(c["way"], c["returned"]) for c in loader.stats()["packs"]["choices"]]
+
+
+@pytest.mark.parametrize("memory", [16 * MIB, 5 * MIB])
+@pytest.mark.parametrize("check_crc", [False, True])
+def test_epochs_are_those_of_random_reads(
+    path: Path, epochs: list[list[Minibatch]], memory: int, check_crc: bool
+) -> None:
+    with open_source(path, "pack", memory, check_crc=check_crc) as source, open_loader(source) as loader:
+        for epoch in epochs:
+            assert_all_same(epoch, loader)
+        stats = loader.stats()["packs"]
+        assert stats["minibatches"] == sum(map(len, epochs))
+        assert stats["bytes_written"] > 0
+        assert all(way == "pack" for way, _ in ways(loader))
+        assert len(epochs) <= len(ways(loader)) <= stats["superbatches"]
+    assert scratch_files(path) == []
+
+
+def test_a_long_epoch_goes_over_to_packs(path: Path, epochs: list[list[Minibatch]], packs_pay: None) -> None:
+    with open_source(path, "auto", 2 * MIB) as source, open_loader(source, batch_size=16) as loader:
+        expected = open_loader(open_source(path, "random"), batch_size=16)
+        assert_all_same(expected, loader)
+        (first, at_random), *packed = ways(loader)
+        assert first == "random"
+        assert 16 <= at_random < len(loader)
+        assert {way for way, _ in packed} == {"pack"}
+        assert at_random + sum(count for _, count in packed) == len(loader)
+        assert_all_same(expected, loader)  # by packs from the beginning, or not
+
+
+def test_random_reads_that_are_faster_stay(
+    path: Path, packs_pay: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superbatch, "predict", lambda *_, **__: {"random": 1.0, "pack": 2.0})
+    with open_source(path, "auto", 2 * MIB) as source, open_loader(source, batch_size=16) as loader:
+        expected = open_loader(open_source(path, "random"), batch_size=16)
+        for _ in range(2):
+            assert_all_same(expected, loader)
+        assert {way for way, _ in ways(loader)} == {"random"}
+        assert loader.stats()["packs"]["bytes_written"] == 0
+
+
+def test_an_epoch_that_is_left_early(path: Path, epochs: list[list[Minibatch]]) -> None:
+    with open_source(path, "pack") as source, open_loader(source) as loader:
+        for minibatch, expected in zip(loader, epochs[0][:3], strict=False):
+            assert_same(expected, minibatch)
+        state = loader.state_dict()
+        assert_all_same(epochs[1], loader)
+        loader.load_state_dict(state)
+        assert_all_same(epochs[0][state["step"] :], loader)
+    assert scratch_files(path) == []
+
+
+def test_another_loader_between_two_epochs(path: Path, epochs: list[list[Minibatch]]) -> None:
+    with open_source(path, "pack") as source, open_loader(source) as loader:
+        with open_loader(source, every=50) as other:
+            for epoch in epochs[:3]:
+                assert_all_same(epoch, loader)
+                assert len(list(other)) == len(other)
+    assert scratch_files(path) == []
+
+
+def test_an_epoch_that_is_interrupted_goes_on_at_random(
+    path: Path, expected: list[Minibatch], one_warning: Callable[[str], None]
+) -> None:
+    with open_source(path, "pack") as source, open_loader(source) as loader:
+        found = iter(loader)
+        for minibatch in expected[:5]:
+            assert_same(minibatch, next(found))
+        with open_loader(source, every=50) as other:
+            assert len(list(other)) == len(other)
+            assert_all_same(expected[5:], found)
+    one_warning("open a second source")
+
+
+def test_rows_are_converted(path: Path) -> None:
+    options = {"tables": ["paper.feat", "author.feat"], "dtype": torch.float16}
+
+    def rows(reads: str) -> list[dict[str, torch.Tensor]]:
+        with open_source(path, reads) as source:
+            seeds = {"paper": torch.arange(0, 4000, 9)}
+            loader = gids.NodeLoader(source, seeds, [4], batch_size=64, seed=1, **options)  # type: ignore[arg-type]
+            return [dict(minibatch.features) for minibatch in loader]
+
+    for a, b in zip(rows("random"), rows("pack"), strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Unpicklable:
+    """A minibatch that does not pickle."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids, self.function = ids, lambda: None
+
+
+def attached(path: Path, minibatches: Any, **options: Any) -> Any:
+    source = open_source(path, "pack", **options)
+    loader = gids.FeatureLoader(source, ["paper.feat"])
+    return loader.attach(minibatches, lambda m: {"paper.feat": m.ids if hasattr(m, "ids") else m}), loader
+
+
+def test_minibatches_that_do_not_pickle(
+    path: Path, rows: dict[str, torch.Tensor], one_warning: Callable[[str], None]
+) -> None:
+    ids = [torch.arange(i, 4000, 7) for i in range(6)]
+    stream, _ = attached(path, [ids[0], ids[1], *map(Unpicklable, ids[2:])])
+    for of_minibatch, (_, features) in zip(ids, stream, strict=True):
+        assert torch.equal(features["paper.feat"], rows["paper.feat"][of_minibatch])
+    one_warning("Unpicklable does not pickle")
+
+
+def test_an_error_of_the_sampler_comes_in_its_place(path: Path, rows: dict[str, torch.Tensor]) -> None:
+    def sampler() -> Iterator[torch.Tensor]:
+        yield torch.arange(5)
+        yield torch.arange(7)
+        raise LookupError("no more seeds")
+
+    stream, _ = attached(path, sampler())
+    for count in (5, 7):
+        assert torch.equal(next(stream)[1]["paper.feat"], rows["paper.feat"][:count])
+    with pytest.raises(LookupError, match="no more seeds"):
+        next(stream)
+
+
+def test_a_wrong_id_is_an_error_of_its_minibatch(path: Path, rows: dict[str, torch.Tensor]) -> None:
+    stream, _ = attached(path, [torch.arange(5), torch.tensor([4000]), torch.arange(7)])
+    assert torch.equal(next(stream)[1]["paper.feat"], rows["paper.feat"][:5])
+    with pytest.raises(IndexError, match="4000"):
+        next(stream)
+
+
+class Forgetful:
+    """A minibatch that reads other rows once it was unpickled."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+    def __reduce__(self) -> Any:
+        return Forgetful, (self.ids[1:],)
+
+
+def test_a_minibatch_that_changes_when_it_is_pickled(path: Path) -> None:
+    stream, _ = attached(path, [Forgetful(torch.arange(5))])
+    with pytest.raises(RuntimeError, match=r"reads 4 rows of 'paper\.feat', and read 5 before"):
+        next(stream)
+
+
+def test_empty_minibatches_and_tables_that_one_does_not_read(
+    path: Path, rows: dict[str, torch.Tensor]
+) -> None:
+    source = open_source(path, "pack")
+    loader = gids.FeatureLoader(source, ["paper.feat", "paper.text"])
+    asked = [{}, {"paper.text": torch.arange(9)}, {"paper.feat": torch.empty(0, dtype=torch.int64)}]
+    asked += [{"paper.feat": torch.tensor([3, 3, 1]), "paper.text": torch.tensor([8])}]
+    for (ids, features), wanted in zip(loader.attach(asked, lambda ids: ids), asked, strict=True):
+        assert features.keys() == ids.keys() == wanted.keys()
+        assert all(torch.equal(features[name], rows[name][wanted[name]]) for name in wanted)
+    source.close()
+
+
+@pytest.mark.parametrize("scratch_bytes", [1 * MIB, 6 * MIB])
+def test_scratch_that_is_full(
+    path: Path, expected: list[Minibatch], scratch_bytes: int, one_warning: Callable[[str], None]
+) -> None:
+    with open_source(path, "pack", scratch_bytes=scratch_bytes) as source:
+        with open_loader(source) as loader:
+            assert_all_same(expected, loader)
+    one_warning(f"scratch_bytes={scratch_bytes} is used up")
+    assert scratch_files(path) == []
+
+
+def test_memory_that_is_too_small(
+    path: Path, expected: list[Minibatch], one_warning: Callable[[str], None]
+) -> None:
+    with open_source(path, "pack", memory=3 * MIB) as source, open_loader(source) as loader:
+        assert_all_same(expected, loader)
+    one_warning("are too little for")
+
+
+def test_a_page_that_cannot_be_read(
+    path: Path, rows: dict[str, torch.Tensor], one_warning: Callable[[str], None]
+) -> None:
+    """The superbatch is read at random, so that the error comes with its minibatch."""
+    asked = [torch.arange(100), torch.arange(4000), torch.arange(50)]
+    stream, loader = attached(path, asked)
+    loader.engine.inject_faults([(2, 8192, errno.EIO, 1 << 20)])
+    assert torch.equal(next(stream)[1]["paper.feat"], rows["paper.feat"][:100])
+    with pytest.raises(OSError, match="cannot read a page"):
+        next(stream)
+    one_warning("cannot read a page")
+
+
+def test_memory_is_what_stats_says(path: Path) -> None:
+    with open_source(path, "pack", 8 * MIB) as source, open_loader(source) as loader:
+        found = iter(loader)
+        for _ in range(5):
+            next(found)
+        memory = source.stats() and loader.stats()["memory"]
+        assert 4 * MIB < sum(memory.values()) <= 8 * MIB
+        assert {"lines", "pieces", "outputs", "next superbatch"} <= memory.keys()
+
+
+def test_positions_of_rows_that_are_stored_in_another_order(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(3000, 16, generator=generator)
+    order = torch.randperm(3000, generator=generator).numpy()
+    with DatasetWriter(tmp_path / "ordered.gids") as writer:
+        writer.write_table("node", "_N", "feat", rows, order=order.astype(np.int64))
+    source = gids.open(tmp_path / "ordered.gids", reads="pack", memory=8 * MIB)
+    loader = gids.FeatureLoader(source, ["_N.feat"])
+    asked = [torch.randint(0, 3000, (400,), generator=generator) for _ in range(9)]
+    for ids, features in loader.attach(asked, lambda ids: {"_N.feat": ids}):
+        assert torch.equal(features["_N.feat"], rows[ids])
+    source.close()
