@@ -631,6 +631,7 @@ class AnnexSweep:
         engine: Engine,
         writer: PackWriter,
         workers: Workers,
+        uses: RowUses,
         plan: AnnexPlan,
         *,
         cancel: Cancel | None = None,

@@ -161,7 +161,7 @@ class AnnexRows:
     def close(self) -> None:
         """Let reads finish, and free the memory and the scratch."""
         packs = self._packs
-        self.count(packs.counters, packs.seconds)
+        self.count(packs.counted.counters, packs.counted.seconds)
         self._readers.clear()
         self._memory.clear()
         packs.reading = None

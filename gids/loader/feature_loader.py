@@ -42,7 +42,7 @@ from gids.loader.memory import (
     larger,
 )
 from gids.loader.options import explain_names
-from gids.loader.packer import PackedRows, Packer
+from gids.loader.packer import PackedRows, Packer, most_rows
 from gids.loader.queue import Queue
 from gids.loader.row_source import Tables, chosen_tables, is_of_nodes
 from gids.loader.rows import Cache, CachedRows, EpochInput, IdsOf
@@ -51,7 +51,6 @@ from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stats import Stats, epoch_summary, no_packs
 from gids.loader.stream import EpochStream
 from gids.loader.superbatch import Packs
-from gids.packs import MOST_ROWS
 from gids.packs.device_runs import OnDevice
 from gids.store import FeatureStore, Table
 
@@ -329,14 +328,17 @@ class FeatureLoader(Closing):
 
         Raises ValueError if packs are asked for and impossible.
         """
-        options, memory = self._options, self._placement.memory_bytes
+        options, memory, host = self._options, self._placement.memory_bytes, self.source.memory
         if options.reads == "random":
             return None
-        wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
-        if options.reads == "pack" and wide is not None:
-            raise ValueError(f"reads='pack': '{wide.name}' has 2^32 rows or more; use reads='random'")
+        long = next((t for t in self.tables if t.row_count > most_rows(host)), None)
+        if options.reads == "pack" and long is not None:
+            raise ValueError(
+                f"reads='pack': {long.name!r} has {long.row_count:,} rows, and packs can be planned for "
+                f"{most_rows(host):,} with memory={host}: give more memory, or use reads='random'"
+            )
         nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
-        if options.reads == "auto" and (wide is not None or nbytes <= memory or options.cache == 0):
+        if options.reads == "auto" and (long is not None or nbytes <= memory or options.cache == 0):
             return None
         if self._packs is None:
             scratch = self.source.lender.scratch(options, [p for t in self.tables for p in t.shard_paths])
@@ -344,7 +346,6 @@ class FeatureLoader(Closing):
                 on = None
                 if (device := self.cuda_device) is not None:
                     on = OnDevice(device, memory, options.staging)
-                host = self.source.memory
                 self._packs = Packs(
                     self.tables, options, self.dtype, self._engine, scratch, host, self._seconds, on
                 )
@@ -410,7 +411,7 @@ class FeatureLoader(Closing):
         result["pages_read"] = io["reads"]
         packs, swept_bytes = no_packs(), 0
         if self._packs is not None:
-            packs, swept_bytes = self._packs.stats(), self._packs.swept_bytes
+            packs, swept_bytes = self._packs.stats(), self._packs.counted.swept_bytes
         result["bytes_read"] = io["bytes_read"] + packs["bytes_read"] - swept_bytes
         result["requests"] = io["requests"]
         result["seconds"] = {

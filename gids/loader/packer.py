@@ -19,8 +19,8 @@ from gids.errors import MemoryBudgetError
 from gids.loader.annex_rows import AnnexRows, DeviceAnnexRows, divide
 from gids.loader.rows import CachedRows, EpochInput, Features, Ids, Rows
 from gids.loader.superbatch import Ahead, Choice, Packs, Superbatch
-from gids.packs.annex import RowUses
-from gids.packs.spool import NotSpoolable, Spool, rows_of
+from gids.packs.annex import Annex, RowUses
+from gids.packs.spool import MOST_ROWS, NotSpoolable, Spool, rows_of
 from gids.profiling import stage
 
 LEAST_WAIT_S = 4.0
@@ -43,6 +43,11 @@ _PREPARING_SHARE = 3
 
 _SCRATCH_SHARE = 8
 """Its spool takes at most an eighth of the scratch."""
+
+
+def most_rows(memory_bytes: int) -> int:
+    """The most rows of a table for which this memory is enough to plan packs."""
+    return min(MOST_ROWS - 1, memory_bytes // _PREPARING_SHARE // Annex.ROW_BYTES)
 
 
 class Packer:
@@ -93,7 +98,7 @@ class Packer:
             return
         if self.ahead.can_sample:
             return self._begin(self.ahead, first, ())
-        again = self.packs.counters["minibatches"] >= self.count(first)  # there were epochs before
+        again = self.packs.counted.counters["minibatches"] >= self.count(first)  # there were epochs before
         if not again or not isinstance(self.ahead.end, StopIteration) or self._epoch.following is None:
             return
         if (following := self._epoch.following()) is not None:
@@ -199,10 +204,10 @@ class Packer:
         begun, on = time.perf_counter(), packs.on_device
         try:
             by_packs = coming.swept.result()
-            packs.seconds["wait"] += time.perf_counter() - begun
+            packs.counted.seconds["wait"] += time.perf_counter() - begun
             if by_packs:
                 annex = AnnexRows(packs, coming) if on is None else DeviceAnnexRows(packs, coming, on)
-                packs.choices.append(coming.choice)
+                packs.counted.choices.append(coming.choice)
                 packs.reading, self.coming = annex, None
                 return annex
             packs.random_below = max(packs.random_below, self.count(coming.end))
@@ -306,7 +311,7 @@ class PackedRows(Rows):
         seconds = time.perf_counter() - begun
         if annex is None:
             if not choice.minibatches:
-                packer.packs.choices.append(choice)
+                packer.packs.counted.choices.append(choice)
             choice.minibatches += 1
         choice.returned += 1
         choice.actual_s += seconds

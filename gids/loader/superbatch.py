@@ -152,15 +152,25 @@ class Superbatch:
         return self.first + len(self)
 
 
+@dataclass(eq=False)
+class Counted:
+    """What a FeatureLoader counted of packs. swept_bytes: the part of "bytes_read" that its engine counts."""
+
+    counters: Counter[str] = field(default_factory=lambda: Counter(PACK_COUNTERS))
+    seconds: dict[str, float] = field(default_factory=lambda: dict(PACK_SECONDS))
+    choices: list[Choice] = field(default_factory=list)
+    swept_bytes: int = 0
+
+
 class Packs:
     """What the epochs of a FeatureLoader share: scratch, annexes, what was measured, counters.
 
     memory_bytes: of the loader, on the host. sampled_s: gets the seconds that sampling takes, as
     "sample". on_device: where rows are; None: on the host.
 
-    Attributes: random_s: seconds that a minibatch waits for random reads, 0 if
-    it is not known. random_below: epochs of at most so many minibatches do not consider packs. coming: what
-    is prepared of a next epoch, or None. reading: the superbatch that is read, or None.
+    Attributes: random_s: seconds that a minibatch waits for random reads, 0 if it is not known.
+    random_below: epochs of at most so many minibatches do not consider packs. coming: what is prepared of a
+    next epoch, or None. reading: the superbatch that is read, or None.
     """
 
     def __init__(
@@ -181,19 +191,15 @@ class Packs:
         self.threads = options.threads or torch.get_num_threads()
         self.workers = _core.Workers.create(self.threads)
         self.thread, self._pid = ThreadPoolExecutor(1, "gids-packs"), os.getpid()
-        self.counters: Counter[str] = Counter(PACK_COUNTERS)
-        self.seconds: dict[str, float] = dict(PACK_SECONDS)
-        self.choices: list[Choice] = []
+        self.counted = Counted()
         self.random_s, self.random_below = 0.0, 0.0
-        self.swept_bytes = 0
         self.coming: Superbatch | None = None
         self.reading: AnnexRows | None = None
 
     def preparing_bytes(self, superbatch: Superbatch) -> int:
         """Memory to plan and to sweep it beside another one, about: one table after the other."""
-        plans = sum(a.plan_bytes(uses) for a, uses in zip(self.annexes, superbatch.uses, strict=True))
         passes = max(a.passes_bytes(len(superbatch), self.threads) for a in self.annexes)
-        return plans + max(passes, self.memory_bytes // _WORK_SHARE)
+        return max(passes, self.memory_bytes // _WORK_SHARE)
 
     def begin(self, superbatch: Superbatch) -> None:
         """Begin to prepare a superbatch that was sampled, in a thread."""
@@ -203,7 +209,8 @@ class Packs:
     def prepare(self, superbatch: Superbatch) -> bool:
         """Plan it, and write its copies if that is faster, or asked for. Returns whether it is read by packs.
         Blocks. Raises OSError."""
-        begun, first_file, choice = time.perf_counter(), 0, superbatch.choice
+        begun, first_file = time.perf_counter(), 0
+        counted, choice = self.counted, superbatch.choice
         for t, annex, uses, lines in self._parts(superbatch, superbatch.uses, superbatch.lines):
             planned = annex.plan(
                 uses,
@@ -216,7 +223,7 @@ class Packs:
             superbatch.planned.append(planned)
             first_file += len(t.shard_paths)
         planned_at = time.perf_counter()
-        self.seconds["plan"] += planned_at - begun
+        counted.seconds["plan"] += planned_at - begun
         choice.minibatches = len(superbatch)
         if self.options.reads == "auto":
             choice.predicted_s = self._predict(superbatch)
@@ -228,11 +235,11 @@ class Packs:
             swept = annex.sweep(
                 planned, self.engine, workers=self.workers, checksums=crcs, cancel=superbatch.cancel
             )
-            self.swept_bytes += int(swept["bytes_read"])  # the engine counts them, too
-            self.counters["bytes_read"] += int(swept["bytes_read"])
-            self.counters["bytes_written"] += int(swept["bytes_written"])
-        self.counters["superbatches"] += 1
-        self.seconds["sweep"] += time.perf_counter() - planned_at
+            counted.swept_bytes += int(swept["bytes_read"])
+            counted.counters["bytes_read"] += int(swept["bytes_read"])
+            counted.counters["bytes_written"] += int(swept["bytes_written"])
+        counted.counters["superbatches"] += 1
+        counted.seconds["sweep"] += time.perf_counter() - planned_at
         return True
 
     def _parts(self, superbatch: Superbatch, *by_table: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -304,12 +311,12 @@ class Packs:
 
     def stats(self) -> dict[str, Any]:
         """Counters, and each superbatch's choice."""
-        counters, seconds = self.counters.copy(), dict(self.seconds)
+        counters, seconds = self.counted.counters.copy(), dict(self.counted.seconds)
         if self.reading is not None:
             self.reading.count(counters, seconds)
         return {
             **counters,
             "seconds": seconds,
-            "choices": [dict(vars(choice)) for choice in self.choices],
+            "choices": [dict(vars(choice)) for choice in self.counted.choices],
             "scratch": [str(directory) for directory in self.scratch.directories],
         }

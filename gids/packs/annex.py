@@ -43,8 +43,6 @@ _PIECES = 8
 """Pieces in memory: what is read before it is due."""
 _READ_BYTES = 512 << 10
 _GAP_BYTES = 16 << 10
-_COPY_BYTES = 2
-"""Memory of a plan for each use: 4 bytes for each copy, and there are about half as many."""
 _GROWTH = 16 << 20
 
 
@@ -114,17 +112,16 @@ class AnnexFile:
 class Annex:
     """The annex of one table: a scratch file for each superbatch that is swept or read."""
 
+    ROW_BYTES = 4
+    """Memory of a plan for each row of the table, while it is made."""
+
     def __init__(self, table: Table, scratch: Scratch) -> None:
         self._table, self._scratch = table, scratch
         self._free: list[AnnexFile] = []  # blocks that were written before are written faster than new ones
 
-    def plan_bytes(self, uses: RowUses) -> int:
-        """Memory of a plan until it is swept, about."""
-        return _COPY_BYTES * uses.native.uses
-
     def passes_bytes(self, steps: int, threads: int) -> int:
         """Memory to make a plan: of each row, and counts of rows by next use and range."""
-        return 4 * self._table.row_count + steps * _core.ANNEX_RANGES * (4 * threads + 2)
+        return self.ROW_BYTES * self._table.row_count + steps * _core.ANNEX_RANGES * (4 * threads + 2)
 
     def plan(
         self,
@@ -184,6 +181,7 @@ class Annex:
                 buffer_bytes=plan.group_bytes,
             ),
             workers,
+            superbatch.uses.native,
             plan,
             cancel=cancel,
             chunks=_CHUNKS,

@@ -72,14 +72,14 @@ std::shared_ptr<AnnexPlan> plan_annex(Uses& uses, cache::Workers& workers, const
 }
 
 void new_sweep(RunningAnnexSweep* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
-               std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan,
+               std::shared_ptr<cache::Workers> workers, std::shared_ptr<Uses> uses, std::shared_ptr<AnnexPlan> plan,
                std::shared_ptr<Cancel> cancel, u32 chunks, u32 gap_bytes, std::optional<Checksums> checksums) {
   packs::AnnexSweepOptions options{chunks, gap_bytes, {}, std::move(cancel)};
   if (checksums) options.checksums = {checksums->data(), checksums->size()};
   std::vector<nb::object> kept;
   if (checksums) kept.push_back(nb::cast(*checksums));
   new (self) RunningAnnexSweep(std::move(kept), std::move(engine), std::move(writer), std::move(workers),
-                               std::move(plan), options);
+                               std::move(uses), std::move(plan), options);
 }
 
 nb::dict result_of(const RunningAnnexSweep& sweep) {
@@ -213,7 +213,7 @@ void bind_packs(nb::module_& m) {
                   "fds: of the files that the scratch file is striped over.");
 
   nb::class_<RunningAnnexSweep>(m, "AnnexSweep", "Makes the copies of a plan, in a thread.")
-      .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "plan"_a, nb::kw_only(),
+      .def("__init__", &new_sweep, "engine"_a, "writer"_a, "workers"_a, "uses"_a, "plan"_a, nb::kw_only(),
            "cancel"_a.none() = nb::none(), "chunks"_a,
            "gap_bytes"_a, nb::arg("checksums").noconvert() = nb::none())
       .def("wait", [](RunningAnnexSweep& sweep) { wait(*sweep); return result_of(sweep); },

@@ -4,7 +4,6 @@
 #include <bit>
 #include <numeric>
 #include <stdexcept>
-#include <string>
 
 #include "packs/moves.h"
 
@@ -14,12 +13,9 @@ namespace {
 // Chunks are pages of all shards; groups are whole blocks of direct I/O.
 void lay_out(AnnexPlan& plan, const PlanOptions& options) {
   const cache::Geometry& g = plan.geometry;
-  constexpr u64 rows_max = u64{1} << 16;  // of a chunk: Copy::row_in_chunk
-  const u64 most_pages = std::min<u64>(options.chunk_bytes / g.page_bytes, rows_max / g.rows_per_page);
-  plan.chunk_pages = std::max<u64>(most_pages / g.shard_count, 1) * g.shard_count;
-  if (plan.chunk_rows() > rows_max)
-    throw std::invalid_argument("a page has " + std::to_string(g.rows_per_page) + " rows in " +
-                                std::to_string(g.shard_count) + " shards; an annex takes at most 65536 rows at a time");
+  constexpr u64 most_rows = u64{1} << 15;  // of a chunk: the sweep lists their copies
+  const u64 pages = std::min<u64>(options.chunk_bytes / g.page_bytes, most_rows / g.rows_per_page);
+  plan.chunk_pages = std::max<u64>(pages / g.shard_count, 1) * g.shard_count;
   plan.stride = stride_of(g.row_bytes);
   const u64 unit = block_rows(plan.stride);
   plan.group_rows = std::max<u64>(options.group_bytes / (unit * plan.stride), 1) * unit;
@@ -55,15 +51,11 @@ std::unique_ptr<AnnexPlan> plan_annex(Uses& uses, const cache::Geometry& geometr
   auto plan = std::make_unique<AnnexPlan>();
   plan->geometry = geometry;
   plan->steps = uses.steps();
-  plan->lanes = workers.threads();
   plan->lines = options.lines;
   lay_out(*plan, options);
   Team team(workers);
   note_next_uses(uses, team, check);
-  const Misses misses = note_misses(uses, team, options.lines, plan->chunk_rows(), plan->lanes, check);
-  place_runs(*plan, misses.of_step);
-  plan->list_begin.assign(misses.of_list.size() + 1, 0);
-  std::partial_sum(misses.of_list.begin(), misses.of_list.end(), plan->list_begin.begin() + 1);
+  place_runs(*plan, note_misses(uses, team, options.lines, check));
   note_lives(uses, team, *plan, check);
   write_moves(uses, team, *plan, options.lines, check);
   return plan;

@@ -29,12 +29,6 @@ struct PlanOptions {
   u32 chunk_bytes = 1 << 20;    // that the sweep reads at a time
 };
 
-// A copy that the sweep makes: the next one of the run of `step`.
-struct Copy {
-  u16 row_in_chunk;
-  u16 step;
-};
-
 // How many numbers of each kind a step has in its run (Uses::read_run), in this order.
 struct Moves {
   u32 copies = 0;    // rows of the run. For each one: the use that takes it; then: the line that keeps it, or no_line
@@ -46,16 +40,13 @@ struct AnnexPlan {
   cache::Geometry geometry;  // of the table
   u64 stride = 0;
   u32 steps = 0;
-  u32 lanes = 1;        // threads of the sweep; a run has one of them
   u64 chunk_pages = 1;  // of the table, a multiple of the shards
   u64 group_rows = 1;
   u64 lines = 0;
 
-  u64 copies = 0, kept = 0;        // of all runs; and those that lines keep
-  std::vector<u64> run_begin;      // [steps + 1] bytes
-  std::vector<Moves> moves;        // [steps]
-  std::vector<u64> list_begin;     // [chunks * lanes + 1]
-  HugeArray<Copy> list;            // [copies] by chunk of the table and lane; until the sweep has made them
+  u64 copies = 0, kept = 0;    // of all runs; and those that lines keep
+  std::vector<u64> run_begin;  // [steps + 1] bytes
+  std::vector<Moves> moves;    // [steps]
 
   u64 chunk_rows() const { return chunk_pages * geometry.rows_per_page; }
   u64 chunks() const { return div_ceil(geometry.page_count(), chunk_pages); }
@@ -64,8 +55,7 @@ struct AnnexPlan {
   u32 runs() const;  // that are not empty
 };
 
-// Plans the annex for the uses. Throws std::invalid_argument for pages that the sweep cannot hold, std::length_error
-// for more lines than numbers of 31 bits, std::system_error.
+// Plans the annex for the uses. Throws std::length_error for more lines than numbers of 31 bits, std::system_error.
 std::unique_ptr<AnnexPlan> plan_annex(Uses& uses, const cache::Geometry& geometry, const PlanOptions& options,
                                       cache::Workers& workers, const Check& check);
 

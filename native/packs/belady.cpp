@@ -95,15 +95,12 @@ void note_next_uses(Uses& uses, Team& team, const Check& check) {
   }
 }
 
-Misses note_misses(Uses& uses, Team& team, u64 capacity_rows, u64 chunk_rows, u32 lanes, const Check& check) {
+std::vector<u64> note_misses(Uses& uses, Team& team, u64 capacity_rows, const Check& check) {
   const u32 steps = uses.steps(), threads = team.threads();
-  const u64 lists = div_ceil(uses.row_count(), chunk_rows) * lanes;
   HugeArray<u16> before(uses.row_count());  // the step that used each row last
   std::fill(before.data(), before.data() + before.size(), not_yet);
   Counted cached(uses.row_count(), steps, threads);
-  std::vector<std::vector<u32>> of_list(threads, std::vector<u32>(lists));
-  std::vector<u64> missed(threads);
-  Misses misses{std::vector<u64>(steps), std::vector<u64>(lists)};
+  std::vector<u64> missed(threads), of_step(steps);
   for (u32 step = 0; step < steps; ++step) {
     check();
     const u32 count = team.in_slices(uses, step, true, [&](Slice& s) {
@@ -114,22 +111,16 @@ Misses note_misses(Uses& uses, Team& team, u64 capacity_rows, u64 chunk_rows, u3
         if (next == step) continue;  // noted with another use of this step
         const u16 last = std::exchange(before[row], static_cast<u16>(step));
         if (next < steps) cached.add(s.number, row, next);
-        if (last != not_yet && cached.has(row, last, step)) {
-          s.notes[i] |= note::hit;
-        } else {
-          ++n;
-          ++of_list[s.number][row / static_cast<u32>(chunk_rows) * u64{lanes} + step % lanes];
-        }
+        if (last != not_yet && cached.has(row, last, step)) s.notes[i] |= note::hit;
+        else ++n;
       }
       missed[s.number] = n;
       uses.write_notes(step, s.begin, s.notes);
     });
-    misses.of_step[step] = std::accumulate(missed.begin(), missed.begin() + count, u64{0});
+    of_step[step] = std::accumulate(missed.begin(), missed.begin() + count, u64{0});
     cached.end_step(step, capacity_rows);
   }
-  for (const auto& list : of_list)
-    for (u64 i = 0; i < lists; ++i) misses.of_list[i] += list[i];
-  return misses;
+  return of_step;
 }
 
 }  // namespace gids::packs

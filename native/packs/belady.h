@@ -14,13 +14,8 @@ constexpr u64 ranges_max = 256;  // ranges of rows in which the cache is counted
 // Backwards: notes the next use of every row that a step uses.
 void note_next_uses(Uses& uses, Team& team, const Check& check);
 
-struct Misses {
-  std::vector<u64> of_step;
-  // By chunk of the table and lane: the rows of step t are in lane t % lanes.
-  std::vector<u64> of_list;  // [chunk * lanes + lane]
-};
-
-// Forwards: notes which uses find the row in a cache of so many rows, from an earlier step of the superbatch.
-Misses note_misses(Uses& uses, Team& team, u64 capacity_rows, u64 chunk_rows, u32 lanes, const Check& check);
+// Forwards: notes which uses find the row in a cache of so many rows, from an earlier step of the superbatch. Returns
+// the number of rows that each step misses.
+std::vector<u64> note_misses(Uses& uses, Team& team, u64 capacity_rows, const Check& check);
 
 }  // namespace gids::packs

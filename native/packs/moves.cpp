@@ -50,22 +50,18 @@ class SweepOrder {
   std::vector<u32> order_, next_;
 };
 
-// Places the copies of runs. Runs of one lane are placed one after the other, others at the same time.
+// Places the copies of runs, one run after the other.
 class Placer {
  public:
-  Placer(AnnexPlan& plan, std::vector<u64>& next) : plan_(plan), next_(next), sweep_order_(plan) {}
+  explicit Placer(const AnnexPlan& plan) : sweep_order_(plan) {}
 
   void place(const Run& run, Uses& uses) {
     const std::vector<u32>& order = sweep_order_.of(run.copies);
-    const u32 chunk_rows = static_cast<u32>(plan_.chunk_rows());
     numbers_.clear();
-    for (const u32 i : order) {
-      const Use& copy = run.copies[i];
-      numbers_.push_back(copy.number);
-      const u32 chunk = copy.row / chunk_rows;
-      u64& at = next_[chunk * u64{plan_.lanes} + run.step % plan_.lanes];
-      plan_.list[at++] = {static_cast<u16>(copy.row - chunk * chunk_rows), static_cast<u16>(run.step)};
-    }
+    for (const u32 i : order) numbers_.push_back(run.copies[i].row);
+    uses.write_copies(run.step, numbers_);
+    numbers_.clear();
+    for (const u32 i : order) numbers_.push_back(run.copies[i].number);
     for (const u32 i : order) numbers_.push_back(run.copies[i].line);
     add_repeated(run);
     uses.write_run(run.step, numbers_);
@@ -82,8 +78,6 @@ class Placer {
     }
   }
 
-  AnnexPlan& plan_;
-  std::vector<u64>& next_;  // the end of each list, so far
   SweepOrder sweep_order_;
   std::vector<u32> numbers_;
 };
@@ -193,14 +187,12 @@ void note_lives(Uses& uses, Team& team, AnnexPlan& plan, const Check& check) {
 }
 
 void write_moves(Uses& uses, Team& team, AnnexPlan& plan, u64 lines, const Check& check) {
-  plan.list = HugeArray<Copy>(plan.copies);
-  std::vector<u64> next(plan.list_begin.begin(), plan.list_begin.end() - 1);
   Lines kept(uses.row_count(), lines, team.threads());
-  std::vector<Run> runs(plan.lanes);  // one of each lane
-  std::vector<Placer> placers(plan.lanes, Placer(plan, next));
+  std::vector<Run> runs(team.threads());  // that are placed at the same time
+  std::vector<Placer> placers(team.threads(), Placer(plan));
   for (u32 step = 0; step < plan.steps;) {
     u32 found = 0;
-    for (; found < plan.lanes && step < plan.steps; ++step, ++found) {
+    for (; found < runs.size() && step < plan.steps; ++step, ++found) {
       check();
       kept.step(uses, team, step, runs[found]);
       plan.moves[step].repeated = static_cast<u32>(runs[found].repeated.size());

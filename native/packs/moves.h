@@ -9,8 +9,8 @@ namespace gids::packs {
 // Backwards: notes which copies a later step uses, and which use is the last one of a copy. Sets `kept`.
 void note_lives(Uses& uses, Team& team, AnnexPlan& plan, const Check& check);
 
-// Forwards: gives each copy its place in its run and, if it is kept, a line; writes for each step what its reader does;
-// lists the copies for the sweep. Sets `moves` and `list`.
+// Forwards: gives each copy its place in its run and, if it is kept, a line; writes for each step what its reader does
+// and which rows the sweep copies. Sets `moves`.
 void write_moves(Uses& uses, Team& team, AnnexPlan& plan, u64 lines, const Check& check);
 
 }  // namespace gids::packs

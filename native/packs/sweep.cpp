@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "io/clock.h"
@@ -16,7 +17,8 @@
 namespace gids::packs {
 namespace {
 
-constexpr u64 ahead = 12;  // copies whose rows are fetched before they are needed
+constexpr u64 ahead = 12;     // copies whose rows are fetched before they are needed
+constexpr u64 at_once = 256;   // rows of a run that are looked up together
 
 // The reads of one chunk. The first error counts.
 struct Reads final : io::Batch {
@@ -37,7 +39,8 @@ struct Reads final : io::Batch {
 struct AnnexSweep::Chunk {
   u64 number = 0;
   std::byte* memory = nullptr;
-  std::vector<bool> wanted;  // pages
+  std::vector<std::vector<Copy>> copies;  // by lane
+  std::vector<bool> wanted;               // pages
   std::shared_ptr<Reads> reads;
 
   std::byte* page(const AnnexPlan& plan, u64 page) const {
@@ -47,15 +50,17 @@ struct AnnexSweep::Chunk {
 };
 
 AnnexSweep::AnnexSweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
-                       std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan,
-                       const AnnexSweepOptions& options)
+                       std::shared_ptr<cache::Workers> workers, std::shared_ptr<const Uses> uses,
+                       std::shared_ptr<const AnnexPlan> plan, const AnnexSweepOptions& options)
     : engine_(std::move(engine)),
       writer_(std::move(writer)),
       workers_(std::move(workers)),
+      uses_(std::move(uses)),
       plan_(std::move(plan)),
       options_(options),
       chunk_bytes_(align_up(plan_->chunk_pages * plan_->geometry.page_bytes, block_bytes)),
       memory_(options.chunks * chunk_bytes_),
+      wanted_(plan_->steps),
       groups_(plan_->steps) {
   const cache::Geometry& g = plan_->geometry;
   if (!options.chunks) throw std::invalid_argument("chunks must be 1 or more");
@@ -67,7 +72,7 @@ AnnexSweep::AnnexSweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Write
                                 std::to_string(writer_->buffer_bytes()) + " B");
   if (!options.checksums.empty() && options.checksums.size() != g.page_count())
     throw std::invalid_argument("checksums: expected one for each page");
-  if (plan_->list.size() != plan_->copies) throw std::logic_error("the plan was swept already");
+  if (uses_->steps() != plan_->steps) throw std::invalid_argument("the plan is of other uses");
   thread_ = io::start_thread("gids-annex", [this] { run(); });
 }
 
@@ -87,6 +92,8 @@ void AnnexSweep::run() noexcept {
     sweep();
   } catch (const std::bad_alloc&) {
     fail(ENOMEM, Failed::nothing, 0, 0);
+  } catch (const std::system_error& error) {  // the copies cannot be read
+    fail(error.code().value(), Failed::annex, 0, 0);
   } catch (...) {  // the engine was closed
     fail(ECANCELED, Failed::nothing, 0, 0);
   }
@@ -98,7 +105,6 @@ void AnnexSweep::run() noexcept {
   const int error = writer_->finish();
   if (error == ECANCELED || cancelled()) fail(ECANCELED, Failed::nothing, 0, 0);
   else if (error) fail(error, Failed::annex, writer_->failed_file(), 0);
-  plan_->list = HugeArray<Copy>();
   result_.bytes_written = writer_->bytes_written() - written;
   result_.busy_ns = io::now_ns() - begun;
   std::lock_guard lock(mutex_);
@@ -116,42 +122,67 @@ void AnnexSweep::fail(int error, Failed failed, u32 file, u64 offset) {
 
 void AnnexSweep::sweep() {
   for (;;) {
-    while (reading_.size() < options_.chunks && !stopped() && submit_next()) {
+    while (reading_.size() < options_.chunks && listed_ * sizeof(Copy) <= memory_.bytes() && !stopped() &&
+           submit_next()) {
     }
     if (reading_.empty() || stopped()) return;
     const Chunk& chunk = reading_.front();
     chunk.reads->wait();
     verify(chunk);
     if (stopped()) return;
-    workers_->parallel_for(plan_->lanes, 1, [&](size_t begin, size_t end, u32) {
+    workers_->parallel_for(chunk.copies.size(), 1, [&](size_t begin, size_t end, u32) {
       for (size_t lane = begin; lane < end; ++lane) copy_lane(chunk, static_cast<u32>(lane));
     });
+    for (const auto& copies : chunk.copies) listed_ -= copies.size();
     reading_.pop_front();
   }
 }
 
 // Submits the reads of the next chunk that has wanted rows; false if there is none.
 bool AnnexSweep::submit_next() {
-  const std::vector<u64>& lists = plan_->list_begin;
-  const u64 lanes = plan_->lanes;
-  while (next_chunk_ < plan_->chunks() && lists[next_chunk_ * lanes] == lists[(next_chunk_ + 1) * lanes]) ++next_chunk_;
-  if (next_chunk_ == plan_->chunks()) return false;
   Chunk chunk;
-  chunk.number = next_chunk_++;
-  chunk.memory = memory_.data() + taken_++ % options_.chunks * chunk_bytes_;
+  chunk.copies.resize(workers_->threads());
   chunk.wanted.resize(plan_->chunk_pages);
-  for (u64 i = lists[chunk.number * lanes]; i < lists[(chunk.number + 1) * lanes]; ++i)
-    chunk.wanted[plan_->list[i].row_in_chunk / plan_->geometry.rows_per_page] = true;
+  do {
+    if (next_chunk_ == plan_->chunks()) return false;
+    chunk.number = next_chunk_++;
+  } while (!find_copies(chunk));
+  chunk.memory = memory_.data() + taken_++ % options_.chunks * chunk_bytes_;
   chunk.reads = std::make_shared<Reads>();
-  add_reads(chunk, chunk.wanted);
+  add_reads(chunk);
   engine_->submit(chunk.reads);
   reading_.push_back(std::move(chunk));
   return true;
 }
 
+// Takes the chunk's rows from those that the runs want; false if there are none.
+bool AnnexSweep::find_copies(Chunk& chunk) {
+  const u64 begin = chunk.number * plan_->chunk_rows(), end = begin + plan_->chunk_rows();
+  u64 found = 0;
+  for (u32 step = 0; step < plan_->steps; ++step) {
+    std::vector<Copy>& copies = chunk.copies[step % chunk.copies.size()];
+    for (Wanted& w = wanted_[step];;) {
+      if (w.at == w.rows.size()) {  // the next ones
+        w.rows.resize(std::min<u64>(at_once, plan_->moves[step].copies - w.read));
+        uses_->read_copies(step, w.read, w.rows);
+        w.read += w.rows.size();
+        w.at = 0;
+      }
+      if (w.at == w.rows.size() || w.rows[w.at] >= end) break;
+      const u32 row = static_cast<u32>(w.rows[w.at++] - begin);
+      copies.push_back({row, step});
+      chunk.wanted[row / plan_->geometry.rows_per_page] = true;
+      ++found;
+    }
+  }
+  listed_ += found;
+  return found;
+}
+
 // Of each shard, the wanted pages and the gaps between them that are short.
-void AnnexSweep::add_reads(Chunk& chunk, std::vector<bool>& wanted) {
+void AnnexSweep::add_reads(Chunk& chunk) {
   const cache::Geometry& g = plan_->geometry;
+  const std::vector<bool>& wanted = chunk.wanted;
   const u64 shards = g.shard_count, first = chunk.number * plan_->chunk_pages, gap = options_.gap_bytes / g.page_bytes;
   const u64 most = std::max<u64>(engine_->max_read_bytes() / g.page_bytes, 1);
   for (u64 shard = 0; shard < shards; ++shard) {
@@ -198,14 +229,13 @@ void AnnexSweep::copy_lane(const Chunk& chunk, u32 lane) {
     return in_order ? chunk.memory + row * row_bytes
                     : chunk.page(*plan_, row / rows_per_page) + row % rows_per_page * row_bytes;
   };
-  const u64 list = chunk.number * plan_->lanes + lane;
-  const u64 begin = plan_->list_begin[list], end = plan_->list_begin[list + 1];
-  for (u64 i = begin; i < end; ++i) {
-    const Copy copy = plan_->list[i];
-    if (i + ahead < end) __builtin_prefetch(row_at(plan_->list[i + ahead].row_in_chunk));
+  const std::vector<Copy>& copies = chunk.copies[lane];
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const Copy copy = copies[i];
+    if (i + ahead < copies.size()) __builtin_prefetch(row_at(copies[i + ahead].row));
     Group& group = groups_[copy.step];
     if (!group.buffer) group.buffer = writer_->take();
-    std::memcpy(group.buffer + group.rows++ * stride, row_at(copy.row_in_chunk), row_bytes);
+    std::memcpy(group.buffer + group.rows++ * stride, row_at(copy.row), row_bytes);
     const u64 left = plan_->moves[copy.step].copies - group.number * plan_->group_rows;
     if (group.rows == std::min(plan_->group_rows, left)) write(copy.step, group);
   }

@@ -1,8 +1,8 @@
 // One ascending pass over a table, in large reads, that makes the copies of an annex plan and gives them to a Writer.
 // Called by bind/. Runs in a thread of its own. Knows rows, pages and files.
 //
-// The table is read a chunk at a time, several ahead. Threads copy: each has the runs of one lane. Every run has one
-// buffer of the writer's, its group. A full group is written at once.
+// The table is read a chunk at a time, several ahead. Threads copy: each has the runs of one lane, the steps t with the
+// same t % threads. Every run has one buffer of the writer's, its group. A full group is written at once.
 #pragma once
 
 #include <atomic>
@@ -31,11 +31,11 @@ struct AnnexSweepOptions {
 
 class AnnexSweep {
  public:
-  // Starts at once, and takes the plan's list. The writer's buffers must hold a group each, and be more than the steps
+  // Starts at once. uses: that were planned. The writer's buffers must hold a group each, and be more than the steps
   // that miss rows. Throws std::invalid_argument.
   AnnexSweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
-             std::shared_ptr<cache::Workers> workers, std::shared_ptr<AnnexPlan> plan,
-             const AnnexSweepOptions& options);
+             std::shared_ptr<cache::Workers> workers, std::shared_ptr<const Uses> uses,
+             std::shared_ptr<const AnnexPlan> plan, const AnnexSweepOptions& options);
   ~AnnexSweep();  // ends it
   AnnexSweep(const AnnexSweep&) = delete;
   AnnexSweep& operator=(const AnnexSweep&) = delete;
@@ -56,6 +56,15 @@ class AnnexSweep {
 
  private:
   struct Chunk;
+  struct Copy {
+    u32 row;  // of the chunk
+    u32 step;
+  };
+  struct Wanted {  // of a run: rows whose chunks were not submitted yet
+    std::vector<u32> rows;
+    size_t at = 0;  // in `rows`
+    u64 read = 0;   // of the run's rows
+  };
   struct Group {  // of a run: the buffer that is filled
     std::byte* buffer = nullptr;
     u64 number = 0;
@@ -65,7 +74,8 @@ class AnnexSweep {
   void run() noexcept;
   void sweep();
   bool submit_next();
-  void add_reads(Chunk& chunk, std::vector<bool>& wanted);
+  bool find_copies(Chunk& chunk);
+  void add_reads(Chunk& chunk);
   void verify(const Chunk& chunk);
   void copy_lane(const Chunk& chunk, u32 lane);
   void write(u32 step, Group& group);
@@ -76,13 +86,16 @@ class AnnexSweep {
   std::shared_ptr<io::Engine> engine_;
   std::shared_ptr<Writer> writer_;
   std::shared_ptr<cache::Workers> workers_;
-  std::shared_ptr<AnnexPlan> plan_;
+  std::shared_ptr<const Uses> uses_;
+  std::shared_ptr<const AnnexPlan> plan_;
   const AnnexSweepOptions options_;
   const size_t chunk_bytes_;
   HugeArray<std::byte> memory_;  // chunk c is in place c % chunks
+  std::vector<Wanted> wanted_;   // [step]
   std::vector<Group> groups_;    // [step]
   std::deque<Chunk> reading_;
   u64 next_chunk_ = 0, taken_ = 0;  // chunk to look at next; how many were read
+  u64 listed_ = 0;                  // copies of the chunks in memory
   Cancel ends_;  // with the object
   Result result_;
   std::mutex mutex_;

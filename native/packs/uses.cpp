@@ -55,6 +55,10 @@ void Uses::read_notes(u32 step, u64 begin, std::span<u16> notes) const {
   read(notes.data(), notes.size_bytes(), run_at(step) + begin * sizeof(u16));
 }
 
+void Uses::read_copies(u32 step, u64 begin, std::span<u32> rows) const {
+  read(rows.data(), rows.size_bytes(), copies_at(step) + begin * sizeof(u32));
+}
+
 void Uses::write_notes(u32 step, u64 begin, std::span<const u16> notes) {
   write(notes.data(), notes.size_bytes(), run_at(step) + begin * sizeof(u16));
 }

@@ -49,7 +49,7 @@ class Uses {
   u64 longest() const;  // uses of the step that has most
   size_t bytes() const { return first_.capacity() * sizeof(u64); }
 
-  static constexpr u64 use_bytes = 12;  // of the file
+  static constexpr u64 use_bytes = 16;  // of the file
 
   // Uses [begin, begin + size) of a step. Any thread. Throws std::system_error.
   void read_rows(u32 step, u64 begin, std::span<u32> rows) const;
@@ -59,14 +59,18 @@ class Uses {
   // After the last pass, in their place: the line that each use of a step is copied from, or no_line, …
   void read_lines(u32 step, std::span<u32> lines) const { read(lines.data(), lines.size_bytes(), at(step)); }
   void write_lines(u32 step, u64 begin, std::span<const u32> lines);
-  // … and what happens to the copies of its run, at most 2 numbers for each use.
+  // … what happens to the copies of its run, at most 2 numbers for each use, …
   void read_run(u32 step, std::span<u32> run) const { read(run.data(), run.size_bytes(), run_at(step)); }
   void write_run(u32 step, std::span<const u32> run) { write(run.data(), run.size_bytes(), run_at(step)); }
+  // … and the rows of these copies, at most one for each use.
+  void read_copies(u32 step, u64 begin, std::span<u32> rows) const;
+  void write_copies(u32 step, std::span<const u32> rows) { write(rows.data(), rows.size_bytes(), copies_at(step)); }
 
  private:
-  // A step's rows, or lines; then its notes, or its run.
+  // A step's rows, or lines; then its notes, or its run; then the rows of its copies.
   u64 at(u32 step) const { return first_[step] * use_bytes; }
   u64 run_at(u32 step) const { return at(step) + size(step) * sizeof(u32); }
+  u64 copies_at(u32 step) const { return run_at(step) + size(step) * 2 * sizeof(u32); }
   void read(void* to, u64 bytes, u64 at) const;
   void write(const void* from, u64 bytes, u64 at);
 

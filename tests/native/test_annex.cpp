@@ -134,7 +134,7 @@ void every_row(const std::string& dir, const std::string& kind, u64 seed) {
   });
   {
     auto writer = std::make_shared<packs::Writer>(std::vector<int>{source.files.back()->fd}, 3, 20, 8192);
-    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(3), plan, {4, 1024, 0, {}});
+    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(3), uses, plan, {4, 1024, 0, {}});
     while (!sweep.wait_for(1000)) {}
     CHECK_EQUAL(sweep.result().error, 0);
   }
@@ -163,17 +163,15 @@ void a_cancelled_sweep_and_a_closed_engine_end(const std::string& dir) {
   const Source source(dir, 512, 512, 4000, 1);
   const File spool(dir + "/spool");
   cache::Workers workers(2);
-  auto plan_of = [&] {
-    Uses uses(spool.fd, source.geometry.row_count);
-    std::vector<u32> rows(4000);
-    for (u32 i = 0; i < rows.size(); ++i) rows[i] = i;
-    uses.append(rows);
-    return std::shared_ptr<AnnexPlan>(packs::plan_annex(uses, source.geometry, {0, 4096, 4096}, workers, [] {}));
-  };
+  auto uses = std::make_shared<Uses>(spool.fd, source.geometry.row_count);
+  std::vector<u32> rows(4000);
+  for (u32 i = 0; i < rows.size(); ++i) rows[i] = i;
+  uses->append(rows);
+  const std::shared_ptr<AnnexPlan> plan = packs::plan_annex(*uses, source.geometry, {0, 4096, 4096}, workers, [] {});
   auto engine = io::open_engine("threads", {source.files[0]->path}, {.depth = 2, .direct = false});
   auto writer = std::make_shared<packs::Writer>(std::vector<int>{source.files.back()->fd}, 1, 2, 4096);
   for (int i = 0; i < 5; ++i) {
-    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(2), plan_of(), {2, 0, 0, {}});
+    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(2), uses, plan, {2, 0, 0, {}});
     if (i == 3) engine->close();
     else if (i) sweep.cancel();
     while (!sweep.wait_for(1000)) {}

@@ -64,17 +64,17 @@ bool run(const std::string& shard, const std::string& rows, bool unreadable, i64
     return fd;
   };
   const int fd = file("/scratch"), spool = file("/spool");
-  packs::Uses uses(spool, row_count);
+  auto uses = std::make_shared<packs::Uses>(spool, row_count);
   std::vector<u32> even;
   for (u32 row = 0; row < row_count; row += 2) even.push_back(row);
-  for (int step = 0; step < 2; ++step) uses.append(even);
+  for (int step = 0; step < 2; ++step) uses->append(even);
   auto workers = std::make_shared<cache::Workers>(2);
   const cache::Geometry geometry{row_count, row_bytes, 4096, 8, 1, 0};
-  std::shared_ptr<packs::AnnexPlan> plan = packs::plan_annex(uses, geometry, {0, 8192, 16 << 10}, *workers, [] {});
+  std::shared_ptr<packs::AnnexPlan> plan = packs::plan_annex(*uses, geometry, {0, 8192, 16 << 10}, *workers, [] {});
   int error;
   {
     auto writer = std::make_shared<packs::Writer>(std::vector{fd}, 2, 8, 8192);
-    packs::AnnexSweep sweep(engine, writer, workers, plan, {4});
+    packs::AnnexSweep sweep(engine, writer, workers, uses, plan, {4});
     g_left = left;
     for (int i = 0; !sweep.wait_for(100); ++i) CHECK(i < 600);
     error = sweep.result().error;

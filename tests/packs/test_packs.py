@@ -222,6 +222,12 @@ def test_memory_that_is_too_small(
     one_warning("are too little for")
 
 
+def test_a_table_that_is_too_long_to_plan(path: Path) -> None:
+    with open_source(path, "pack", memory=40_000) as source, open_loader(source) as loader:
+        with pytest.raises(ValueError, match="packs can be planned for 3,333 with memory=40000: give more"):
+            next(iter(loader))
+
+
 def test_a_page_that_cannot_be_read(
     path: Path, rows: dict[str, torch.Tensor], one_warning: Callable[[str], None]
 ) -> None:
