@@ -156,4 +156,7 @@ def test_the_notebook_is_interrupted_goes_on_and_learns(
     assert numbers(r"epoch (\d+):", said) == [0, 1, 2, 3, 4, 5]
     assert numbers(r"accuracy (\d+\.\d)%", said)[-1] > 75, "12.5 % by chance"
     steps = names["loader"].stats()["tables"]["_N.feat"]["steps"]
-    assert steps == 13 + 3 * 20, "the rest of epoch 2, and three epochs"
+    trained = steps - 6 * 4  # without the validations
+    assert 2 * 20 + 7 + 13 + 3 * 20 <= trained <= 2 * 20 + 7 + 13 + 3 * 20 + 2, (
+        "and those planned at the interrupt"
+    )

@@ -134,7 +134,7 @@ void every_row(const std::string& dir, const std::string& kind, u64 seed) {
   });
   {
     auto writer = std::make_shared<packs::Writer>(std::vector<int>{source.files.back()->fd}, 3, 20, 8192);
-    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(3), uses, plan, {4, 1024, 0, {}});
+    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(3), uses, plan, {4, 1024});
     while (!sweep.wait_for(1000)) {}
     CHECK_EQUAL(sweep.result().error, 0);
   }
@@ -143,13 +143,13 @@ void every_row(const std::string& dir, const std::string& kind, u64 seed) {
   form.row_bytes = row_bytes;
   auto memory = std::make_shared<RunMemory>(lines, row_bytes, 3, 32 << 10, true);
   {
-    RunReader left(runs, workers, memory, uses, plan, 0, form);  // with reads in flight
+    RunReader left(runs, workers, memory, uses, plan, form);  // with reads in flight
   }
   runs->inject_faults({{0, 512 * 90, EINTR, 2}, {0, 512 * 200, EAGAIN, 1}});
-  RunReader reader(runs, workers, memory, uses, plan, 0, form);
+  RunReader reader(runs, workers, memory, uses, plan, form);
   CHECK_EQUAL(play(source, reader, steps), 0u);
   runs->inject_faults({{0, 0, EIO, 100}});
-  RunReader faulty(runs, workers, memory, uses, plan, 0, form);
+  RunReader faulty(runs, workers, memory, uses, plan, form);
   std::vector<std::byte> out(uses->longest() * row_bytes);
   RunReader::Result result;
   while (!result.error) result = faulty.read(out.data(), [] {});  // of the first step that reads
@@ -171,9 +171,10 @@ void a_cancelled_sweep_and_a_closed_engine_end(const std::string& dir) {
   auto engine = io::open_engine("threads", {source.files[0]->path}, {.depth = 2, .direct = false});
   auto writer = std::make_shared<packs::Writer>(std::vector<int>{source.files.back()->fd}, 1, 2, 4096);
   for (int i = 0; i < 5; ++i) {
-    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(2), uses, plan, {2, 0, 0, {}});
+    const auto cancel = std::make_shared<packs::Cancel>();
+    AnnexSweep sweep(engine, writer, std::make_shared<cache::Workers>(2), uses, plan, {2, 0, {}, cancel});
     if (i == 3) engine->close();
-    else if (i) sweep.cancel();
+    else if (i) cancel->wanted = true;
     while (!sweep.wait_for(1000)) {}
     CHECK(sweep.result().error == 0 || sweep.result().error == ECANCELED);
   }
