@@ -343,8 +343,6 @@ class PageCache:
         """Plan and submit reads."""
     def gather_ready(self, step: int) -> None:
         """Copy the rows of pages that were read. wait() and gather_rest() must follow."""
-    def ready(self, step: int) -> bool:
-        """Whether wait() would return at once."""
     def wait(self, step: int) -> None:
         """Wait until the reads of the step are complete."""
     def gather_rest(self, step: int) -> list[tuple[int, int, int]]:

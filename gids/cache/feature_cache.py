@@ -122,10 +122,6 @@ class FeatureCache:
             cache.plan(step, ids, outputs[name])
         self._outputs[step] = outputs
 
-    def ready(self, step: int) -> bool:
-        """Whether all reads of the step that are planned are complete."""
-        return all(cache.ready(step) for cache in self._caches.values())
-
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and copy its rows.
 

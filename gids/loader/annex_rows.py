@@ -70,12 +70,13 @@ def divide(
 class AnnexRows:
     """Reads the minibatches of a superbatch from its annex, in their order.
 
-    Attributes: choice: of the superbatch; next: the minibatch that is read next; end: after the last one.
+    Attributes: choice, beside: of the superbatch; next: the minibatch that is read next; end: after the last
+    one.
     """
 
     def __init__(self, packs: Packs, superbatch: Superbatch) -> None:
         self._packs, self._superbatch = packs, superbatch
-        self.choice = superbatch.choice
+        self.choice, self.beside = superbatch.choice, superbatch.beside
         self.next, self.end = superbatch.first, superbatch.end
         most = {t.name: uses.native.longest for t, uses in zip(packs.tables, superbatch.uses, strict=True)}
         keep_bytes = superbatch.purposes["outputs"] if packs.on_device is None else 0

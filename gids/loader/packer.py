@@ -1,7 +1,7 @@
 """Packer: prepares superbatches of an epoch, one after the other. PackedRows: the epoch's rows, in both ways.
 
-A superbatch is sampled ahead into a spool, while rows are read at random or another superbatch is read. Then
-its annex is planned and written, and its minibatches are read from there. Once per superbatch, measured
+A superbatch is sampled into a spool, its annex is planned and written, and its minibatches are read from
+there: the first one in a pause, the next ones beside the one that is read. Once per superbatch, measured
 seconds decide. If that fails, it is read at random.
 """
 
@@ -35,7 +35,7 @@ _SOON_S = 0.5
 _PACE = 4
 """Minibatches that are sampled ahead with each one that comes from the annex."""
 
-_MOST_STEPS = min(2048, _core.ANNEX_MOST_STEPS)
+MOST_STEPS = min(2048, _core.ANNEX_MOST_STEPS)
 """Minibatches of a superbatch, at most."""
 
 _PREPARING_SHARE = 3
@@ -76,7 +76,7 @@ class Packer:
         return coming.ahead.can_sample and (
             not len(coming)
             or (
-                len(coming) < _MOST_STEPS
+                len(coming) < MOST_STEPS
                 and packs.preparing_bytes(coming) < packs.memory_bytes // _PREPARING_SHARE
                 and coming.spool.bytes_written < scratch.limit_bytes // _SCRATCH_SHARE
             )
@@ -168,16 +168,6 @@ class Packer:
         on = self.packs.on_device
         return nullcontext() if on is None else on.spooling()
 
-    def came(self, t: int, ids: Ids) -> None:
-        """Minibatch t is read at random. It is in the superbatch, also if the spool did not have it."""
-        coming = self.coming
-        if coming is None or coming.swept is not None or coming.ahead is not self.ahead or t < coming.end:
-            return
-        try:
-            self._append(coming, rows_of(self._on_host(ids), self.packs.tables))
-        except (OSError, MemoryError) as error:
-            self._fail(error)
-
     @staticmethod
     def _append(coming: Superbatch, rows: Sequence[Any]) -> None:
         for uses, of_table in zip(coming.uses, rows, strict=True):
@@ -188,13 +178,16 @@ class Packer:
         by purpose."""
         coming, packs = self.coming, self.packs
         assert coming is not None
-        if coming.ahead.can_sample or self._epoch.following is not None:
-            kept_bytes = {**kept_bytes, "next superbatch": packs.preparing_bytes(coming)}
-        try:
-            coming.lines, coming.purposes = divide(packs, coming, kept_bytes)
-        except MemoryBudgetError as error:
-            return self._fail(error)
-        packs.begin(coming)
+        more = coming.ahead.can_sample or self._epoch.following is not None
+        for coming.beside in (True, False) if more else (False,):
+            kept = {"next superbatch": packs.preparing_bytes(coming)} if coming.beside else {}
+            try:
+                coming.lines, coming.purposes = divide(packs, coming, {**kept_bytes, **kept})
+            except MemoryBudgetError as error:
+                failed = error
+            else:
+                return packs.begin(coming)
+        self._fail(failed)
 
     def finish(self) -> AnnexRows | None:
         """Wait until the superbatch is prepared, and begin to read it. None: it is read at random."""
@@ -285,7 +278,6 @@ class PackedRows(Rows):
 
     def enter(self, t: int, minibatch: Any, ids: Ids) -> None:
         if self.annex is None or not self.annex.has(t):
-            self._packer.came(t, ids)
             self._entered.append(ids)
             self.random.enter(t, minibatch, ids)
 
@@ -295,19 +287,17 @@ class PackedRows(Rows):
 
     def gather(self, t: int, minibatch: Any) -> Features:
         packer = self._packer
-        if self.annex is None and packer.sampled and self.random.has_window:
+        if self.annex is None and packer.coming is None and self._waits_long(t):
+            packer.begin(t, list(self._entered))
             self._read_by_packs(t)
         begun, annex = time.perf_counter(), self.annex
         if annex is None:
             if self._entered:
                 self._entered.popleft()
-            while packer.sampling and not self.random.ready(t):
-                packer.sample(1)
-            features = self.random.gather(t, minibatch)
-            choice = self._choice
+            features, choice = self.random.gather(t, minibatch), self._choice
         else:
-            features = annex.gather(self.ids(minibatch))
-            choice, self.random.gathered = annex.choice, t + 1
+            features, choice = annex.gather(self.ids(minibatch)), annex.choice
+            self.random.gathered = t + 1
         seconds = time.perf_counter() - begun
         if annex is None:
             if not choice.minibatches:
@@ -316,34 +306,31 @@ class PackedRows(Rows):
         choice.returned += 1
         choice.actual_s += seconds
         if annex is None:
-            self._consider(t, seconds)
+            self._waits.append(seconds)
         else:
             self._go_on(annex)
         return features
 
-    def _consider(self, t: int, seconds: float) -> None:
-        """After minibatch t at random: begin to sample ahead, if the rest of the epoch will wait for the disk
-        long.
+    def _waits_long(self, t: int) -> bool:
+        """Whether the epoch will wait for the disk long from minibatch t on, by those at random before it.
 
         Only the later half of the waits counts, because the cache is empty at first.
         """
         waits, packer = self._waits, self._packer
-        count = packer.count(t + 1)
-        if packer.coming is not None or not self.has_window or count <= packer.packs.random_below:
-            return
-        waits.append(seconds)
+        count = packer.count(t)
+        if not self.has_window or count <= packer.packs.random_below:
+            return False
         if len(waits) < _EARLY and sum(waits) < _SOON_S:
-            return
+            return False
         later = list(waits)[len(waits) // 2 :]
         packer.packs.random_s = sum(later) / len(later)
-        if (count - t - 1) * packer.packs.random_s >= LEAST_WAIT_S:
-            packer.begin(t + 1, list(self._entered))
+        return (count - t) * packer.packs.random_s >= LEAST_WAIT_S
 
     def _read_by_packs(self, t: int) -> None:
         """Read the superbatch that was sampled, or is, by packs, from minibatch t on. Blocks until it is
         prepared: the memory is used for that."""
         packer = self._packer
-        packer.sample(_MOST_STEPS)
+        packer.sample(MOST_STEPS)
         self.random.leave()
         self._kept_bytes = self._release_cache()
         if packer.coming is not None and packer.coming.swept is None:
@@ -361,7 +348,7 @@ class PackedRows(Rows):
         """After a minibatch by packs: sample ahead, prepare, and go over to the next superbatch."""
         packer = self._packer
         packer.sample(_PACE)
-        if packer.sampled:
+        if packer.sampled and annex.beside:
             packer.prepare(self._kept_bytes)
         if annex.next < annex.end:
             return

@@ -126,8 +126,9 @@ class Superbatch:
     """Minibatches that are read by packs together: those of an epoch from `first` on.
 
     uses, planned: by table. lines: of each table. purposes: the memory to read it, bytes by purpose.
-    work_bytes: the memory to sweep it. swept: whether it may be read, once it is; None while it is sampled.
-    bad: whether its scratch could not be read.
+    work_bytes: the memory to sweep it. beside: whether memory is enough to prepare another one while it is
+    read. swept: whether it may be read, once it is; None while it is sampled. bad: whether its scratch could
+    not be read.
     """
 
     ahead: Ahead[Any]
@@ -139,6 +140,7 @@ class Superbatch:
     lines: Sequence[int] = ()
     purposes: Mapping[str, int] = field(default_factory=dict)
     work_bytes: int = 0
+    beside: bool = False
     choice: Choice = field(default_factory=lambda: Choice("random", 0))
     swept: Future[bool] | None = None
     bad: bool = False

@@ -196,7 +196,6 @@ class OwningCache {
     publish();
   }
 
-  bool ready(u64 step) { return cache_->wait_for(step, 0); }
   void wait(u64 step) {
     refuse_forked();
     Clock clock(wait_s_);
@@ -410,7 +409,6 @@ void bind_cache(nb::module_& m) {
       .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), "out"_a.noconvert())
       .def("gather_ready", &OwningCache::gather_ready, "step"_a)
       .def("wait", &OwningCache::wait, "step"_a)
-      .def("ready", &OwningCache::ready, "step"_a, "Whether wait() would return at once.")
       .def("gather_rest", &OwningCache::gather_rest, "step"_a)
       .def("retire", &OwningCache::retire, "step"_a)
       .def("cancel", &OwningCache::cancel)

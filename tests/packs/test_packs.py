@@ -61,6 +61,21 @@ def test_epochs_are_those_of_random_reads(
     assert scratch_files(path) == []
 
 
+@pytest.mark.parametrize("memory", [16 * MIB, 3 * MIB])
+def test_superbatches_beside_each_other_or_one_after_the_other(
+    path: Path, epochs: list[list[Minibatch]], memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packer, "MOST_STEPS", 8)
+    with open_source(path, "pack", memory) as source, open_loader(source) as loader:
+        assert_all_same(epochs[0], loader)
+        found = iter(loader)
+        assert_same(next(found), epochs[1][0])
+        assert ("next superbatch" in loader.stats()["memory"]) == (memory == 16 * MIB)
+        for expected in epochs[1][1:]:
+            assert_same(next(found), expected)
+        assert ways(loader) == 2 * [("pack", 8), ("pack", 8), ("pack", 5)]
+
+
 def test_a_long_epoch_goes_over_to_packs(path: Path, epochs: list[list[Minibatch]], packs_pay: None) -> None:
     with open_source(path, "auto", 2 * MIB) as source, open_loader(source, batch_size=16) as loader:
         expected = open_loader(open_source(path, "random"), batch_size=16)
@@ -217,7 +232,7 @@ def test_scratch_that_is_full(
 def test_memory_that_is_too_small(
     path: Path, expected: list[Minibatch], one_warning: Callable[[str], None]
 ) -> None:
-    with open_source(path, "pack", memory=3 * MIB) as source, open_loader(source) as loader:
+    with open_source(path, "pack", memory=2600 << 10) as source, open_loader(source) as loader:
         assert_all_same(expected, loader)
     one_warning("are too little for")
 

@@ -250,10 +250,6 @@ class DeviceFeatureCache:
                 while self._flights[0].number <= soon:
                     self._collect()
 
-    def ready(self, step: int) -> bool:
-        """True: the host does not know."""
-        return True
-
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and its rows.
 
