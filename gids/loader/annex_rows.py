@@ -21,6 +21,7 @@ from gids.loader.rows import Features, Ids
 from gids.loader.superbatch import Packs, Superbatch
 from gids.packs.annex import pieces_of
 from gids.packs.device_runs import DeviceRuns, OnDevice
+from gids.packs.spool import KEPT
 from gids.sizes import format_bytes
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
@@ -46,7 +47,7 @@ def divide(
         purposes = {
             **kept_bytes,
             "outputs": 2 * output_bytes,  # one of them is the consumer's
-            "window": 3 * superbatch.minibatch_bytes,
+            "window": KEPT * superbatch.minibatch_bytes,
             "requests": 12 * sum(longest),
             "pieces": pieces * piece_bytes * len(tables),
         }

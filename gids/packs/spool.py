@@ -38,8 +38,9 @@ _GROWTH = 64 << 20
 _SMALL = 64 << 10
 """Shorter parts of a minibatch have memory of their own, which is what is kept where only they are kept."""
 
-_KEPT = 3
-"""Memory of so many minibatches is used again: fresh memory costs more than to read into it."""
+KEPT = 2
+"""Memory of so many minibatches is used again: fresh memory costs more than to read into it. One is the
+consumer's."""
 
 _CPU = torch.device("cpu")
 _VECTORS = 512  # buffers that one system call writes or reads
@@ -111,7 +112,7 @@ class Spool:
         """The oldest minibatch, which has memory of its own. Raises StorageError."""
         lengths = self._lengths.popleft()
         if self._pool is None:
-            self._pool = _core.BufferPool.create(_KEPT * self._longest)
+            self._pool = _core.BufferPool.create(KEPT * self._longest)
         memory = self._pool.take(_end_of(lengths), self._longest).data
         at = accumulate(map(_room_of, lengths), initial=0)
         parts = [

@@ -232,7 +232,7 @@ def test_scratch_that_is_full(
 def test_memory_that_is_too_small(
     path: Path, expected: list[Minibatch], one_warning: Callable[[str], None]
 ) -> None:
-    with open_source(path, "pack", memory=2600 << 10) as source, open_loader(source) as loader:
+    with open_source(path, "pack", memory=2850 << 10) as source, open_loader(source) as loader:
         assert_all_same(expected, loader)
     one_warning("are too little for")
 
