@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -31,7 +31,6 @@ from gids.store import Table
 
 if TYPE_CHECKING:
     from gids.io import Engine
-    from gids.loader.annex_rows import AnnexRows
     from gids.loader.options import Options
     from gids.packs.device_runs import OnDevice
 
@@ -164,6 +163,13 @@ class Counted:
     swept_bytes: int = 0
 
 
+class Reading(Protocol):
+    """A superbatch that is read: gids.loader.annex_rows.AnnexRows."""
+
+    def memory(self) -> dict[str, int]: ...
+    def count(self, counters: Counter[str], seconds: dict[str, float]) -> None: ...
+
+
 class Packs:
     """What the epochs of a FeatureLoader share: scratch, annexes, what was measured, counters.
 
@@ -196,7 +202,7 @@ class Packs:
         self.counted = Counted()
         self.random_s, self.random_below = 0.0, 0.0
         self.coming: Superbatch | None = None
-        self.reading: AnnexRows | None = None
+        self.reading: Reading | None = None
 
     def preparing_bytes(self, superbatch: Superbatch) -> int:
         """Memory to plan and to sweep it beside another one, about: one table after the other."""
