@@ -173,6 +173,7 @@ def open_engine(
     depth: int,
     threads: int,
     rings: int,
+    most_rings: int,
     direct: bool,
     max_read_bytes: int,
     max_merge_bytes: int,

@@ -194,7 +194,7 @@ class DeviceAnnexRows(AnnexRows):
 
     def gather(self, ids: Ids) -> Features:
         """As AnnexRows.gather(). Blocks until torch's stream used the minibatch before the last."""
-        self._consumed.append(self._on.device.current_stream().record_event())
+        self._consumed.append(self._on.device.record_current())
         while len(self._consumed) > 1:
             self._consumed.popleft().synchronize()
         return super().gather(ids)

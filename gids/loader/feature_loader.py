@@ -128,7 +128,6 @@ class FeatureLoader(Closing):
             kind=options.engine,
             depth=depth,
             threads=options.io_threads or 0,
-            reads_per_s=options.reads_per_s or 0,
             direct=options.direct,
             max_read_bytes=longest_read_bytes(self.tables, memory_bytes=budget, queue_depth=depth),
         )
