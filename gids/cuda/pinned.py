@@ -41,6 +41,7 @@ class Consumed:
 
     def next(self) -> None:
         """Called before each minibatch. Blocks until the work on the minibatch before the last is done."""
-        self._events.append(torch.cuda.current_stream().record_event(torch.cuda.Event(blocking=True)))
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._events.append(torch.cuda.current_stream().record_event(event))
         while len(self._events) > 1:
             self._events.popleft().synchronize()

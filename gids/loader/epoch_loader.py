@@ -68,8 +68,8 @@ class EpochLoader(Closing, ABC):
     """Base class of NodeLoader and EdgeLoader, which users make.
 
     Attributes: source; store (its first dataset); sampler; tables: the tables to load, by name; batch_size,
-    shuffle, drop_last, pin_memory: as given; seed: as given or drawn; rank, world_size: as given or detected; epoch: the
-    number of the next epoch, may be set.
+    shuffle, drop_last, pin_memory: as given; seed: as given or drawn; rank, world_size: as given or detected;
+    epoch: the number of the next epoch, may be set.
     """
 
     batch_sampler = None  # Lightning asks loaders with a sampler for it
