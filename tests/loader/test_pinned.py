@@ -110,16 +110,9 @@ def test_outputs_of_minibatches_of_different_sizes_share_a_size(papers: Path, pi
 
 def test_memory_is_divided_for_powers_of_two(papers: Path, pinning: HostAllocator) -> None:
     """As torch's allocator takes them."""
-    sizes = 0, 1, 4096, 4097, 1 << 20, (1 << 20) + 1
-    assert [output_bytes(n, pinned=True) for n in sizes] == [4096, 4096, 4096, 8192, 1 << 20, 1 << 21]
-    assert [output_bytes(n, pinned=False) for n in sizes] == [
-        4096,
-        4096,
-        4096,
-        8192,
-        1 << 20,
-        (1 << 20) + 4096,
-    ]
+    sizes = 0, 1, 4096, 4097, MIB, MIB + 1
+    assert [output_bytes(n, pinned=True) for n in sizes] == [4096, 4096, 4096, 8192, MIB, 2 * MIB]
+    assert [output_bytes(n, pinned=False) for n in sizes] == [4096, 4096, 4096, 8192, MIB, MIB + 4096]
     memory = []
     for pin_memory in (False, True):
         loader = nodes(papers, tables=["paper.feat"], pin_memory=pin_memory)
