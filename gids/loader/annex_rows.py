@@ -14,7 +14,7 @@ import torch
 from gids import _core
 from gids.cache.device.state import check_memory
 from gids.cache.feature_cache import read_error
-from gids.cache.output_dtype import Outputs, out_dtype_of, overflow_error
+from gids.cache.output_dtype import Outputs, out_dtype_of, output_bytes, overflow_error
 from gids.cuda.device import Event
 from gids.errors import MemoryBudgetError
 from gids.loader.rows import Features, Ids
@@ -25,7 +25,6 @@ from gids.packs.spool import KEPT
 from gids.sizes import format_bytes
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
-from gids.store.geometry import align_up
 
 
 def divide(
@@ -39,14 +38,15 @@ def divide(
     forms = Outputs(tables, packs.dtype).forms
     strides = [_core.annex_row_bytes(t.row_bytes) for t in tables]
     longest = [u.longest for u in uses]
-    output_bytes = sum(
-        align_up(n * forms[t.name].out_row_bytes, 4096) for t, n in zip(tables, longest, strict=True)
+    minibatch_bytes = sum(
+        output_bytes(n * forms[t.name].out_row_bytes, pinned=packs.pinned)
+        for t, n in zip(tables, longest, strict=True)
     )
     if on is None:
         memory_bytes, (pieces, piece_bytes) = packs.memory_bytes, pieces_of(packs.memory_bytes, len(tables))
         purposes = {
             **kept_bytes,
-            "outputs": 2 * output_bytes,  # one of them is the consumer's
+            "outputs": 2 * minibatch_bytes,  # one of them is the consumer's
             "window": KEPT * superbatch.minibatch_bytes,
             "requests": 12 * sum(longest),
             "pieces": pieces * piece_bytes * len(tables),
@@ -54,7 +54,7 @@ def divide(
     else:
         memory_bytes = on.memory_bytes
         runs = sum(n * stride for n, stride in zip(longest, strides, strict=True))
-        purposes = {"outputs": 3 * output_bytes, "runs": runs, "requests": 8 * sum(longest)}
+        purposes = {"outputs": 3 * minibatch_bytes, "runs": runs, "requests": 8 * sum(longest)}
     left = memory_bytes - sum(purposes.values())
     if left < 0:
         listing = " + ".join(f"{name} {format_bytes(n)}" for name, n in purposes.items())
@@ -81,7 +81,9 @@ class AnnexRows:
         self.next, self.end = superbatch.first, superbatch.end
         most = {t.name: uses.native.longest for t, uses in zip(packs.tables, superbatch.uses, strict=True)}
         keep_bytes = superbatch.purposes["outputs"] if packs.on_device is None else 0
-        self._outputs = Outputs(packs.tables, packs.dtype, keep_bytes=keep_bytes, rows=most)
+        self._outputs = Outputs(
+            packs.tables, packs.dtype, keep_bytes=keep_bytes, rows=most, pinned=packs.pinned
+        )
         self._memory: list[_core.RunMemory] = []
         self._readers = [self._reader(number) for number in range(len(packs.tables))]
 
@@ -133,7 +135,7 @@ class AnnexRows:
 
     def _rows(self, number: int, table: Table, count: int) -> torch.Tensor:
         out = self._outputs.take(table, count)
-        self._check(number, *self._read(number, out))
+        self._check(number, *self._read(number, out.numpy()))
         return self._outputs.tensor(table, out)
 
     def _read(self, number: int, out: Any) -> tuple[int, int, int, bool]:
@@ -149,7 +151,7 @@ class AnnexRows:
 
     def memory(self) -> dict[str, int]:
         """Bytes by purpose."""
-        return {**self._superbatch.purposes, "outputs": self._outputs.pool.peak_bytes}
+        return {**self._superbatch.purposes, "outputs": self._outputs.peak_bytes}
 
     def count(self, counters: Counter[str], seconds: dict[str, float]) -> None:
         """Add what was read so far."""

@@ -22,6 +22,7 @@ import torch
 
 from gids import cuda
 from gids.closing import Closing
+from gids.cuda.pinned import Consumed, check_pinning
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.options import whole_number
 from gids.loader.queue import Queue
@@ -67,8 +68,8 @@ class EpochLoader(Closing, ABC):
     """Base class of NodeLoader and EdgeLoader, which users make.
 
     Attributes: source; store (its first dataset); sampler; tables: the tables to load, by name; batch_size,
-    shuffle, drop_last: as given; seed: as given or drawn; rank, world_size: as given or detected; epoch: the
-    number of the next epoch, may be set.
+    shuffle, drop_last, pin_memory: as given; seed: as given or drawn; rank, world_size: as given or detected;
+    epoch: the number of the next epoch, may be set.
     """
 
     batch_sampler = None  # Lightning asks loaders with a sampler for it
@@ -182,9 +183,12 @@ class EpochLoader(Closing, ABC):
         dtype: torch.dtype | None,
         minibatch_rows: int | Mapping[str, int] | None,
         *,
+        pin_memory: bool,
         cooperative: bool = False,
     ) -> None:
         """The end of construction: allocate what holds memory."""
+        check_pinning(pin_memory, device)
+        self.pin_memory = bool(pin_memory)
         self._step_sampling = self.source.sampling(
             topology, self._ranks, torch.device(device), cooperative=cooperative
         )
@@ -216,6 +220,7 @@ class EpochLoader(Closing, ABC):
                 device=device,
                 minibatch_rows=minibatch_rows,
                 cooperative=cooperative,
+                pin_memory=self.pin_memory,
             )
 
     @property
@@ -513,6 +518,7 @@ class SampledEpoch(Iterator[Minibatch]):
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         self._begun: tuple[EpochStream[Minibatch], _Progress, EpochSeeds] | None = None
+        self._consumed = Consumed() if loader.pin_memory else None
         self._closed = False
 
     def _begin(self) -> tuple[EpochStream[Minibatch], _Progress, EpochSeeds]:
@@ -528,7 +534,7 @@ class SampledEpoch(Iterator[Minibatch]):
         return seeds.named(seeds.order)
 
     def __next__(self) -> Minibatch:
-        return self.hand_out(lambda minibatch: minibatch)
+        return self.hand_out(lambda minibatch: minibatch.pin_memory() if self._consumed else minibatch)
 
     def hand_out(self, make: Callable[[Minibatch], R]) -> R:
         """What `make` makes of the next minibatch, which counts as handed out only then. An error of `make`
@@ -536,6 +542,8 @@ class SampledEpoch(Iterator[Minibatch]):
         if self._closed and self._begun is None:
             raise StopIteration
         stream, progress, _ = self._begun or self._begin()
+        if self._consumed is not None:
+            self._consumed.next()
         minibatch, features = next(stream)
         try:
             self._loader._stream.hand_over(minibatch)

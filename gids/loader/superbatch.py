@@ -174,7 +174,7 @@ class Packs:
     """What the epochs of a FeatureLoader share: scratch, annexes, what was measured, counters.
 
     memory_bytes: of the loader, on the host. sampled_s: gets the seconds that sampling takes, as
-    "sample". on_device: where rows are; None: on the host.
+    "sample". on_device: where rows are; None: on the host. pinned: in pinned memory.
 
     Attributes: random_s: seconds that a minibatch waits for random reads, 0 if it is not known.
     random_below: epochs of at most so many minibatches do not consider packs. coming: what is prepared of a
@@ -191,8 +191,10 @@ class Packs:
         memory_bytes: int,
         sampled_s: dict[str, float],
         on_device: OnDevice | None = None,
+        *,
+        pinned: bool = False,
     ) -> None:
-        self.sampled_s, self.on_device = sampled_s, on_device
+        self.sampled_s, self.on_device, self.pinned = sampled_s, on_device, pinned
         self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
         self.scratch, self.memory_bytes = scratch, memory_bytes
         self.annexes = [Annex(t, scratch) for t in tables]
