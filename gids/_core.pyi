@@ -561,6 +561,11 @@ ANNEX_USE_BYTES: int
 ANNEX_RANGES: int
 """Ranges of rows in which the offline cache is counted: of equal next uses, it drops a range at a time."""
 
+ANNEX_RUNS_AT_ONCE: int
+
+def annex_group_bytes(row_bytes: int) -> int:
+    """The least bytes of a write buffer of the sweep."""
+
 def annex_row_bytes(row_bytes: int) -> int:
     """Bytes of a row in an annex, and in a line."""
 
@@ -601,6 +606,9 @@ class AnnexPlan:
     @property
     def group_bytes(self) -> int:
         """Of a buffer that the sweep needs for each run, and for one more."""
+    @property
+    def chunk_bytes(self) -> int:
+        """Of the table, that the sweep reads at a time."""
     @property
     def nbytes(self) -> int:
         """Of the annex."""

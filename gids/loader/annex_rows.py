@@ -15,13 +15,14 @@ from gids import _core
 from gids.cache.device.state import check_memory
 from gids.cache.feature_cache import read_error
 from gids.cache.output_dtype import Outputs, out_dtype_of, output_bytes, overflow_error
+from gids.cuda import on_host
 from gids.cuda.device import Event
 from gids.errors import MemoryBudgetError
 from gids.loader.rows import Features, Ids
 from gids.loader.superbatch import Packs, Superbatch
 from gids.packs.annex import pieces_of
 from gids.packs.device_runs import DeviceRuns, OnDevice
-from gids.packs.spool import KEPT
+from gids.packs.spool import KEPT, rows_of
 from gids.sizes import format_bytes
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
@@ -107,27 +108,22 @@ class AnnexRows:
         """Whether it has this minibatch of the epoch."""
         return self.next <= t < self.end
 
-    def skip_to(self, t: int) -> None:
-        """The minibatches before this one were read at random."""
-        while self.next < t:
-            for number in range(len(self._readers)):
-                self._check(number, *self._read(number, None))
-            self.next += 1
-
     def gather(self, ids: Ids) -> Features:
         """The rows of the next minibatch, whose ids these are. Blocks.
 
         Raises StorageError, OverflowError, and RuntimeError if it is not the minibatch that was spooled.
         """
         step, features = self.next - self._superbatch.first, {}
-        for number, (t, uses) in enumerate(zip(self._packs.tables, self._superbatch.uses, strict=True)):
-            count, now = uses.native.count(step), len(ids.get(t.name, ()))
-            if now != count:
+        tables, uses = self._packs.tables, self._superbatch.uses
+        for t, of_table, now in zip(tables, uses, rows_of(on_host(ids), tables), strict=True):
+            if not of_table.has(step, now):
                 raise RuntimeError(
-                    f"minibatch {self.next} reads {now} rows of {t.name!r}, and read {count} before it was "
-                    "pickled: let its sampler return objects that pickle faithfully, or use reads='random'"
+                    f"minibatch {self.next} reads other rows of {t.name!r} than before it was pickled, or in "
+                    "another order: let its sampler return objects that pickle faithfully, or use "
+                    "reads='random'"
                 )
-            rows = self._rows(number, t, count)
+        for number, t in enumerate(tables):
+            rows = self._rows(number, t, uses[number].native.count(step))
             if t.name in ids:
                 features[t.name] = rows
         self.next += 1

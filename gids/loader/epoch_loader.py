@@ -286,10 +286,10 @@ class EpochLoader(Closing, ABC):
         self._ranks.check_process_group()
         epoch = self.epoch
         progress = _Progress(epoch, 0 if self._progress.begun else self._progress.step, begun=True)
-        coming, self._next = self._next, None
-        if coming is not None and coming[0] == self._arguments_of(epoch, progress.step):
-            sampling = coming[1]
+        if self._next is not None and self._next[0] == self._arguments_of(epoch, progress.step):
+            sampling, self._next = self._next[1], None
         else:
+            self._forget_next()
             sampling = self._sampling_of(epoch, progress.step)
         seeds, count = sampling.epoch.seeds, len(sampling.epoch.steps)
         if self._features is None:
@@ -305,7 +305,8 @@ class EpochLoader(Closing, ABC):
                     growth=_growth(seeds, sampling.epoch.steps),
                     waiting_batches=self._at_once - 1,
                     source_bytes=self._sampler_bytes,
-                    following=partial(self._sample_next, epoch + 1),
+                    # A first epoch may be the only one.
+                    following=partial(self._sample_next, epoch + 1) if self._progress.begun else None,
                 )
             )
         self._progress = progress
@@ -317,6 +318,12 @@ class EpochLoader(Closing, ABC):
             return None
         self._next = self._arguments_of(epoch, 0), self._sampling_of(epoch, 0)
         return self._next[1]
+
+    def _forget_next(self) -> None:
+        """What is sampled of the next epoch is not needed."""
+        if self._next is not None and self._features is not None:
+            self._features.feature_loader.forget(self._next[1])
+        self._next = None
 
     def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
         """What the minibatches of an epoch depend on, and a user may set."""
@@ -452,6 +459,7 @@ class EpochLoader(Closing, ABC):
         for epoch in list(self._epochs):
             epoch.close()
         stats = self.stats()
+        self._forget_next()
         if self._features is not None:
             self._features.feature_loader.leave(self)
         self._stream.synchronize()

@@ -239,10 +239,14 @@ class FeatureLoader(Closing):
 
     @property
     def kept_bytes(self) -> int:
-        """Host memory that stays taken without a cache: the bounce pool, and orders that were compared."""
+        """Host memory that stays taken without a cache: the bounce pool, orders that were compared, and what
+        preparing a next epoch takes."""
         if self.closed:
             return 0
-        return self._engine.bounce_bytes + sum(row_orders(self.tables).values())
+        packs, preparing = self._packs, 0
+        if packs is not None and packs.coming is not None:
+            preparing = packs.preparing_bytes(packs.coming)
+        return self._engine.bounce_bytes + sum(row_orders(self.tables).values()) + preparing
 
     @property
     def _cache(self) -> Cache | None:
@@ -284,7 +288,7 @@ class FeatureLoader(Closing):
         """Iterate over (minibatch, {table: features}).
 
         Args:
-            minibatches: sampled in the consumer's thread, ahead by the window.
+            minibatches: sampled in the consumer's thread, ahead by the window; by packs up to 2,048.
             ids_of: returns the rows that a minibatch reads: int64[n] for each table, on the CPU or on the
                 loader's device, may repeat. Features are [n, *shape] of the table's dtype, in that order. The
                 consumer owns them. On CUDA they are ready for the stream that is current when the minibatch
@@ -371,6 +375,12 @@ class FeatureLoader(Closing):
                     pinned=self._pinned,
                 )
         return self._packs
+
+    def forget(self, minibatches: Iterable[Any]) -> None:
+        """Drop what is prepared of a next epoch with these minibatches, if it is."""
+        packs = self._packs
+        if packs is not None and packs.coming is not None and packs.coming.ahead.minibatches is minibatches:
+            packs.keep(None)
 
     def _release_for_packs(self, epoch: EpochInput[Any]) -> dict[str, int]:
         """Free the cache, and those of other loaders. Returns the memory that stays taken, by purpose."""

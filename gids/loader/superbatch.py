@@ -208,12 +208,16 @@ class Packs:
 
     def preparing_bytes(self, superbatch: Superbatch) -> int:
         """Memory to plan and to sweep it beside another one, about: one table after the other."""
-        passes = max(a.passes_bytes(len(superbatch), self.threads) for a in self.annexes)
-        return max(passes, self.memory_bytes // _WORK_SHARE)
+        least = max(
+            a.preparing_bytes(uses, self.threads)
+            for a, uses in zip(self.annexes, superbatch.uses, strict=True)
+        )
+        return max(least, self.memory_bytes // _WORK_SHARE)
 
     def begin(self, superbatch: Superbatch) -> None:
         """Begin to prepare a superbatch that was sampled, in a thread."""
-        superbatch.work_bytes = self.memory_bytes // (2 if self.reading is None else _WORK_SHARE)
+        in_pause, beside = self.memory_bytes // 2, self.preparing_bytes(superbatch)
+        superbatch.work_bytes = in_pause if self.reading is None else beside
         superbatch.swept = self.thread.submit(self.prepare, superbatch)
 
     def prepare(self, superbatch: Superbatch) -> bool:
