@@ -70,7 +70,7 @@ def predict(
     return {"random": random_s, "pack": moved_s + uses * PLAN_USE_S}
 
 
-_known: dict[object, DiskRates] = {}
+known_rates: dict[object, DiskRates] = {}
 """What was measured, by the disks."""
 
 
@@ -85,15 +85,15 @@ def measure_rates(
     """
     devices, on = _devices(paths), frozenset(map(device_of, scratch.directories))
     key = (devices, on, direct, engine)
-    if key not in _known:
+    if key not in known_rates:
         most_bytes = max(_READ_BYTES, min(_MOST_MEMORY_BYTES, memory_bytes // _MEMORY_SHARE) // BLOCK * BLOCK)
         read = packed = _long_reads_per_s(paths, most_bytes, direct, engine)
         with closing(scratch.open()) as file:
-            write = _writes_per_s(file, scratch.free_bytes, min(_LONG, most_bytes))
+            write = writes_per_s(file, scratch.free_bytes, min(_LONG, most_bytes))
             if on != devices and file.direct:  # else what was written is in the page cache
                 packed = _long_reads_per_s(file.paths, most_bytes, direct, engine)
-        _known[key] = DiskRates(read, max(1.0, write), packed)
-    return _known[key]
+        known_rates[key] = DiskRates(read, max(1.0, write), packed)
+    return known_rates[key]
 
 
 def _devices(paths: Sequence[str | os.PathLike[str]]) -> frozenset[int]:
@@ -154,7 +154,7 @@ def _pieces(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, int, int]
                 yield file, offset, min(longest, size - offset)
 
 
-def _writes_per_s(file: ScratchFile, room_bytes: int, longest: int) -> float:
+def writes_per_s(file: ScratchFile, room_bytes: int, longest: int) -> float:
     """Bytes per second of writes to all directories at a time. longest: bytes of a write.
 
     Cuts the file to what was written. Raises StorageError.

@@ -48,7 +48,7 @@ def test_the_beginning_does_not_count(
 
 
 def test_rates_of_a_disk_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "_known", {})
+    monkeypatch.setattr(costs, "known_rates", {})
     file = tmp_path / "file"
     file.write_bytes(bytes(8 * MIB))
     scratch = Scratch([tmp_path], 256 * MIB)
@@ -103,9 +103,9 @@ def test_measuring_is_bounded_in_seconds_and_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, bytes_per_s: float
 ) -> None:
     disk = SlowDisk(bytes_per_s)
-    monkeypatch.setattr(costs, "_known", {})
+    monkeypatch.setattr(costs, "known_rates", {})
     monkeypatch.setattr(costs, "open_engine", disk.open)
-    monkeypatch.setattr(costs, "_writes_per_s", lambda *_: 5.0)
+    monkeypatch.setattr(costs, "writes_per_s", lambda *_: 5.0)
     monkeypatch.setattr(costs.time, "perf_counter", lambda: disk.now)
     file = tmp_path / "file"
     with open(file, "wb") as made:
