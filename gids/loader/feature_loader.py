@@ -51,7 +51,7 @@ from gids.loader.rows import Rows as EpochRows
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stats import Stats, epoch_summary, no_packs
 from gids.loader.stream import EpochStream
-from gids.loader.superbatch import Packs
+from gids.loader.superbatch import Packs, Reading
 from gids.packs.device_runs import OnDevice
 from gids.store import FeatureStore, Table
 
@@ -230,7 +230,7 @@ class FeatureLoader(Closing):
 
     @property
     def has_cache(self) -> bool:
-        return self._cache is not None or (self._packs is not None and self._packs.reading is not None)
+        return self._cache is not None or self._reading is not None
 
     @property
     def has_open_epoch(self) -> bool:
@@ -251,6 +251,11 @@ class FeatureLoader(Closing):
     @property
     def _cache(self) -> Cache | None:
         return self._placement.cache
+
+    @property
+    def _reading(self) -> Reading | None:
+        """The superbatch that is read by packs."""
+        return None if self._packs is None else self._packs.reading
 
     def release_cache(self) -> None:
         """Free the cache, between two epochs. The next minibatch makes a new one; counters go on."""
@@ -452,8 +457,7 @@ class FeatureLoader(Closing):
             "gather": total("gather_s") + packs["seconds"]["gather"],
             "read": io["busy_s"],
         }
-        reading = None if self._packs is None else self._packs.reading
-        memory = self._placement.memory() if reading is None else reading.memory()
+        memory = self._placement.memory() if self._reading is None else self._reading.memory()
         result["memory"] = {"lines": 0} | memory
         result["packs"] = packs
         result["window"] = self._placement.window
@@ -541,7 +545,7 @@ class FeatureLoader(Closing):
     def _build(self, sizes: Sizes) -> None:
         """Build the cache. sizes: of usual minibatches."""
         self.check_open()
-        if self._packs is not None and self._packs.reading is not None:
+        if self._reading is not None:
             raise MemoryBudgetError(
                 "another epoch of the same tables reads by packs, which have the memory: end that one first, "
                 "or open a second source with its own memory, gids.open(PATH, memory=...)"

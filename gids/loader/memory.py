@@ -127,7 +127,7 @@ def _kept_at_most(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uin
 class Placement(ABC):
     """Where the cache of a FeatureLoader is. Divides memory, and builds the cache, at the first minibatch.
 
-    expected: rows of the largest minibatch, by the user, or None.
+    expected: rows of the largest minibatch, by the user, or None. pinned: features are in pinned memory.
 
     Attributes: cache: None before the first minibatch, and after release(). plan: how memory is divided; None
     before the first minibatch. end: closes the cache. planned: minibatches that are read at once. waiting:
@@ -150,9 +150,11 @@ class Placement(ABC):
         memory_bytes: int,
         dtype: torch.dtype | None,
         expected: Rows | None,
+        *,
+        pinned: bool = False,
     ) -> None:
         self._engine, self.tables, self._options, self._dtype = engine, tables, options, dtype
-        self.expected = expected
+        self.expected, self._pinned = expected, pinned
         self._budget = self._budget_of(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
@@ -358,26 +360,12 @@ class Placement(ABC):
 
 
 class HostPlacement(Placement):
-    """Lines and features in host memory. pinned: features are in pinned memory."""
+    """Lines and features in host memory."""
 
     least_planned = 2
     memories = frozenset({"host"})
     keep = False
     """Whether pages of heat 255 keep their lines for good."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        tables: Sequence[Table],
-        options: Options,
-        memory_bytes: int,
-        dtype: torch.dtype | None,
-        expected: Rows | None,
-        *,
-        pinned: bool,
-    ) -> None:
-        self._pinned = pinned
-        super().__init__(engine, tables, options, memory_bytes, dtype, expected)
 
     def _budget_of(self, **common: Any) -> HostBudget:
         return HostBudget(bounce_bytes=self._engine.bounce_bytes, pinned=self._pinned, **common)
