@@ -204,16 +204,18 @@ class DeviceQueue(Closing):
         answer_at, pages_at = self._memory.offsets(posted.number)
         pages, answer = self._buffers[posted.number % _BUFFERS]
         used, self._used = self._used, self._stream.record_event()
-        self._copies.wait_event(posted.event)
-        self._copies.wait_event(used)
         word = self._mapping.device_address + answer_at
-        if not self._device.wait_value(self._copies, word, posted.number + 1 << _core.QUEUE_COUNT_BITS):
-            self._launch(self._copies, "gids_await_round", 1, posted.number)
-        if size:
-            pages, answer = pages[: size * self._page_bytes[posted.table]], answer[: _answer_words(size)]
-            self._device.copy_from_host(self._copies, pages, self._memory.address + pages_at)
-            self._device.copy_from_host(self._copies, answer, self._memory.address + answer_at)
-        self._stream.wait_event(self._copies.record_event())
+        with self._device.batch(self._copies):
+            self._copies.wait_event(posted.event)
+            self._copies.wait_event(used)
+            if not self._device.wait_value(self._copies, word, posted.number + 1 << _core.QUEUE_COUNT_BITS):
+                self._launch(self._copies, "gids_await_round", 1, posted.number)
+            if size:
+                pages, answer = pages[: size * self._page_bytes[posted.table]], answer[: _answer_words(size)]
+                self._device.copy_from_host(self._copies, pages, self._memory.address + pages_at)
+                self._device.copy_from_host(self._copies, answer, self._memory.address + answer_at)
+            copied = self._copies.record_event()
+        self._stream.wait_event(copied)
         return Round(posted.number, pages, answer)
 
     def close(self) -> None:
