@@ -10,17 +10,17 @@
 //     free --post, ring--> posted --take--> reading --answer--> answered --copy--> free
 //            poster                service            service              copy engine
 //
-// A place has round_max entries, a doorbell, an answer and staging for the pages, one after the other. The stream waits
-// for the answer (where streams cannot wait for a word, await_round() does); a copy engine then brings the pages and the
-// answer to the poster's memory, where kernels read them. So no kernel spins, and none reads host memory for a page.
-// At most rounds_max rounds are posted and not copied; one kernel at a time posts.
+// A place has round_max entries, a doorbell, an answer and staging for the pages, one after the other. The stream
+// waits for the answer (where streams cannot wait for a word, await_round() does); a copy engine then brings the pages
+// and the answer to the poster's memory, where kernels read them. So no kernel spins, and none reads host memory for a
+// page. At most rounds_max rounds are posted and not copied; one kernel at a time posts.
 //
 // A poster that gives up waiting after spin_ns leaves a place that the service will still write to. This breaks the
 // queue: the poster sets `abandoned`, and the service ends.
 //
-// Every word that crosses the bus has one writing side, and is only loaded and stored. An entry and a doorbell carry the
-// lap of their place: the number of times that it was used before, plus one (zeroed memory is the lap before the first).
-// A few bits of the lap are enough: a reader of lap L sees only laps L - 1 and L. An answer carries its round.
+// Every word that crosses the bus has one writing side, and is only loaded and stored. An entry and a doorbell carry
+// the lap of their place: the number of times that it was used before, plus one (zeroed memory is the lap before the
+// first). A few bits of the lap are enough: a reader of lap L sees only laps L - 1 and L. An answer carries its round.
 #pragma once
 
 #include "gids/target.h"
