@@ -61,7 +61,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void gids_fill_lines(const devic
       t.owners[line] = 0;
     }
     m.lines[first + i] = device::failed;
-    local_ref<u64>(counters->failures).fetch_add(1, gids::memory_order_relaxed);
+    if (answer) local_ref<u64>(counters->failures).fetch_add(1, gids::memory_order_relaxed);
   }
 }
 
