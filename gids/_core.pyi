@@ -173,6 +173,7 @@ def open_engine(
     depth: int,
     threads: int,
     rings: int,
+    most_rings: int,
     direct: bool,
     max_read_bytes: int,
     max_merge_bytes: int,
@@ -556,6 +557,11 @@ ANNEX_USE_BYTES: int
 ANNEX_RANGES: int
 """Ranges of rows in which the offline cache is counted: of equal next uses, it drops a range at a time."""
 
+ANNEX_RUNS_AT_ONCE: int
+
+def annex_group_bytes(row_bytes: int) -> int:
+    """The least bytes of a write buffer of the sweep."""
+
 def annex_row_bytes(row_bytes: int) -> int:
     """Bytes of a row in an annex, and in a line."""
 
@@ -596,6 +602,9 @@ class AnnexPlan:
     @property
     def group_bytes(self) -> int:
         """Of a buffer that the sweep needs for each run, and for one more."""
+    @property
+    def chunk_bytes(self) -> int:
+        """Of the table, that the sweep reads at a time."""
     @property
     def nbytes(self) -> int:
         """Of the annex."""

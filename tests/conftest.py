@@ -22,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))  # model.py, emulator.py
 
 import emulator
+from host_allocator import HostAllocator
 
 from gids import cuda, io
 from gids.cuda.device import Device
@@ -253,6 +254,14 @@ def cuda_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Device], None]:
         monkeypatch.setattr(cuda, "open_device", lambda name="cuda": device)
 
     return patch
+
+
+@pytest.fixture
+def pinning(monkeypatch: pytest.MonkeyPatch) -> HostAllocator:
+    """A stand-in for torch's pinned memory."""
+    allocator = HostAllocator()
+    allocator.replace_torchs(monkeypatch)
+    return allocator
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ without tables or cache.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -176,7 +175,6 @@ def random_reads(
         max_read_bytes=page_bytes,
         max_merge_bytes=0,
         direct=direct_works(paths),
-        reads_per_s=math.inf,  # a ring on each core
     ) as engine:
         out = aligned_zeros(min(_BATCH, total), page_bytes)
         out[:] = 0  # page faults are not measured

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gids import _core
+from gids.cache.output_dtype import output_bytes
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes, memory_groups
 
@@ -160,7 +161,7 @@ class Budget(ABC):
     output_row_bytes: bytes of a row as the loader returns it, by table. bounce_bytes: size of the bounce
     pool. memory_bytes: the limit of everything together. cache_bytes: the limit of the lines (0: no lines,
     None: no limit). Tables share the lines in proportion to their bytes on disk. others_bytes: what other
-    loaders keep of memory_bytes.
+    loaders keep of memory_bytes. pinned: outputs are in pinned memory.
     """
 
     tables: Sequence[Table]
@@ -169,6 +170,7 @@ class Budget(ABC):
     memory_bytes: int
     cache_bytes: int | None
     others_bytes: int = 0
+    pinned: bool = False
 
     option: ClassVar[str]
     """The argument of gids.open() that gives memory_bytes."""
@@ -235,9 +237,9 @@ class Budget(ABC):
         return None
 
     def _output_bytes(self, sizes: Sizes) -> int:
-        """Bytes of one minibatch's rows, in whole memory pages."""
+        """Bytes of one minibatch's rows."""
         sizes_bytes = (sizes.rows[t.name] * self.output_row_bytes[t.name] for t in self.tables)
-        return sum(_MEMORY_PAGE * max(1, -(-n // _MEMORY_PAGE)) for n in sizes_bytes)
+        return sum(output_bytes(n, pinned=self.pinned) for n in sizes_bytes)
 
     def _more_planned(self, sizes: Sizes) -> Sizes:
         """With as many planned minibatches as keep their outputs small beside the whole."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.output_dtype import Bytes, Outputs, out_dtype_of, overflow_error
+from gids.cache.output_dtype import Outputs, out_dtype_of, overflow_error
 from gids.errors import FormatError, MissingError, StorageError
 from gids.profiling import stage
 from gids.store.table import positions_of
@@ -43,6 +43,7 @@ class FeatureCache:
     bfloat16; gather() converts tables of these dtypes and of int8 with a scale. None: the stored dtype;
     float32 for int8 with a scale. output_rows: rows that an output has room for, by table, so that outputs of
     smaller minibatches are reused for larger ones. keep_output_bytes: bytes of outputs to keep for reuse.
+    pinned: rows are in pinned memory.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class FeatureCache:
         keep_output_bytes: int = 0,
         output_rows: Mapping[str, int] | None = None,
         output_dtype: torch.dtype | None = None,
+        pinned: bool = False,
     ) -> None:
         self.tables = {t.name: t for t in tables}
         self._engine = engine
-        self._memory = Outputs(tables, output_dtype, keep_bytes=keep_output_bytes, rows=output_rows)
-        self._pool = self._memory.pool
+        self._memory = Outputs(
+            tables, output_dtype, keep_bytes=keep_output_bytes, rows=output_rows, pinned=pinned
+        )
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers.create(threads)
         self._caches: dict[str, Any] = {}
@@ -98,7 +101,7 @@ class FeatureCache:
         """The first step that a new stream may enter; steps never repeat."""
         self._orders = {t.name: order for t in tables if (order := t.order) is not None}
         self._ids: dict[int, dict[str, Ids]] = {}
-        self._outputs: dict[int, dict[str, Bytes]] = {}
+        self._outputs: dict[int, dict[str, torch.Tensor]] = {}
 
     def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
         """Mark the pages that minibatch `step` will read. Steps enter in order.
@@ -119,7 +122,7 @@ class FeatureCache:
         for name, cache in self._caches.items():
             ids = self._positions(name, self._ids[step])
             outputs[name] = self._memory.take(self.tables[name], len(ids))
-            cache.plan(step, ids, outputs[name])
+            cache.plan(step, ids, outputs[name].numpy())
         self._outputs[step] = outputs
 
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
@@ -167,7 +170,7 @@ class FeatureCache:
         checked = self._check(ids)
         for name, array in checked.items():
             rows = self._memory.take(self.tables[name], len(array))
-            failures += self._caches[name].read_through(self._positions(name, checked), rows)
+            failures += self._caches[name].read_through(self._positions(name, checked), rows.numpy())
             features[name] = self._memory.tensor(self.tables[name], rows)
         return features, self._error(failures)
 
@@ -182,7 +185,7 @@ class FeatureCache:
             "page tables": sum(t["page_table_bytes"] for t in tables),
             "lines": sum(t["lines_bytes"] for t in tables),
             "line metadata": sum(t["line_metadata_bytes"] for t in tables),
-            "outputs": self._pool.peak_bytes,
+            "outputs": self._memory.peak_bytes,
             "window": sum(t["step_bytes"] for t in tables),
             "requests": sum(cache.plan_bytes for cache in self._caches.values()),
         }

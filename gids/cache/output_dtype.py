@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cuda.pinned import pinned_bytes
 from gids.store.dtypes import make_bools_proper
+from gids.store.geometry import align_up
 
 if TYPE_CHECKING:
     from gids.store import Table
-
-Bytes = npt.NDArray[np.uint8]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that rows are converted between."""
@@ -90,9 +90,15 @@ def out_row_bytes(table: Table, wanted: torch.dtype | None) -> int:
     return math.prod(table.shape) * out_dtype_of(table, wanted).itemsize
 
 
+def output_bytes(nbytes: int, *, pinned: bool) -> int:
+    """Host memory of an output of so many bytes."""
+    return pinned_bytes(nbytes) if pinned else max(4096, align_up(nbytes, 4096))
+
+
 class Outputs:
     """Host memory of features. keep_bytes: that is kept for later ones. rows: that an output has room for, by
-    table, so that outputs of smaller minibatches are reused for larger ones."""
+    table, so that outputs of smaller minibatches are reused for larger ones. pinned: the memory is torch's
+    pinned memory, which torch keeps for later ones."""
 
     def __init__(
         self,
@@ -101,21 +107,33 @@ class Outputs:
         *,
         keep_bytes: int = 0,
         rows: Mapping[str, int] | None = None,
+        pinned: bool = False,
     ) -> None:
         self.forms = {t.name: row_form(t, dtype) for t in tables}
-        self.pool = _core.BufferPool.create(keep_bytes)
+        self._pool = _core.BufferPool.create(keep_bytes)
+        self._keep_bytes, self._pinned = keep_bytes, pinned
         self.dtypes = {t.name: out_dtype_of(t, dtype) for t in tables}
         self._rows = rows or {}
 
-    def take(self, table: Table, count: int) -> Bytes:
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory so far; of pinned memory, which torch counts, what may be used."""
+        return self._keep_bytes if self._pinned else int(self._pool.peak_bytes)
+
+    def take(self, table: Table, count: int) -> torch.Tensor:
         """Memory for so many rows: uint8[count, bytes of a row]."""
         row_bytes = self.forms[table.name].out_row_bytes
-        flat: Bytes = self.pool.take(count * row_bytes, self._rows.get(table.name, 0) * row_bytes)
-        return flat.reshape(count, row_bytes)
+        nbytes, room = count * row_bytes, self._rows.get(table.name, 0) * row_bytes
+        if self._pinned:
+            size = room if nbytes <= room < 2 * nbytes else nbytes  # so that most have the same size
+            flat = torch.empty(size, dtype=torch.uint8, pin_memory=True)[:nbytes]
+        else:
+            flat = torch.from_numpy(self._pool.take(nbytes, room))
+        return flat.view(count, row_bytes)
 
-    def tensor(self, table: Table, out: Bytes) -> torch.Tensor:
+    def tensor(self, table: Table, out: torch.Tensor) -> torch.Tensor:
         """What take() returned, as features, once it is filled."""
-        flat = torch.from_numpy(out.reshape(-1)).view(self.dtypes[table.name])
+        flat = out.view(-1).view(self.dtypes[table.name])
         return make_bools_proper(flat.view(len(out), *table.shape))
 
 

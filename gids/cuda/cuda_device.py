@@ -129,8 +129,7 @@ class CudaStream(HeldStream):
         return event
 
     def synchronize(self) -> None:
-        self.flush()
-        self.external.synchronize()
+        self.record_event().synchronize()
 
 
 class _Memory:
@@ -235,12 +234,21 @@ class CudaDevice(Device):
         current: Stream = self._own_streams.get(stream.cuda_stream, stream)
         return current
 
+    def record_current(self) -> Event:
+        stream = self.current_stream()
+        if isinstance(stream, CudaStream):
+            return stream.record_event()
+        event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        recorded: Event = event
+        return recorded
+
     def take_event(self) -> int:
         """The handle of an event that nobody has."""
         try:
             return self.idle_events.pop()
         except IndexError:
-            return self._create("cuEventCreate", libcuda.EVENT_DISABLE_TIMING)
+            return self._create("cuEventCreate", libcuda.EVENT_BLOCKING_SYNC | libcuda.EVENT_DISABLE_TIMING)
 
     def _create(self, function: str, *options: int) -> int:
         """A new handle of the driver's."""

@@ -217,6 +217,10 @@ class Device(ABC):
     def current_stream(self) -> Stream:
         """torch's current stream on this device."""
 
+    def record_current(self) -> Event:
+        """An event of torch's current stream. The host sleeps while it waits for it, and does not spin."""
+        return self.current_stream().record_event()
+
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[object]:
         """A context in which torch works and allocates on this device and stream."""

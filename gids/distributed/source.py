@@ -119,6 +119,7 @@ class GroupSource(RowSource):
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
         cooperative: bool = False,
+        pin_memory: bool = False,
     ) -> LockstepRows:
         """Collective: all ranks must have tables of the same layout."""
         chosen = chosen_tables(self, tables)
@@ -134,6 +135,7 @@ class GroupSource(RowSource):
                 dtype=dtype if cooperative else None,
                 device=device,
                 minibatch_rows=minibatch_rows,
+                pin_memory=pin_memory and cooperative,  # rows that are exchanged are copied
             )
             return {"device": torch.device(device).type} | {n: _layout(t) for n, t in chosen.items()}
 

@@ -6,15 +6,11 @@ datasets.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 SYSFS = Path("/sys")
-
-RING_READS_PER_S = 400_000
-"""Random reads that one ring completes per second, about: 300,000 to 500,000."""
 
 StrPath = str | os.PathLike[str]
 
@@ -22,17 +18,21 @@ StrPath = str | os.PathLike[str]
 DISK_DEPTH = 256
 """Requests in flight that keep a disk busy."""
 
+RING_DEPTH = 64
+"""Requests in flight of a ring that is added."""
+
 MOST_DEPTH = 1 << 14
 """Of an engine."""
 
 
-def ring_count(paths: Iterable[StrPath], *, reads_per_s: float = 0) -> int:
-    """Number of rings for files: one per disk, or one per RING_READS_PER_S of reads_per_s if that is more.
+def core_count() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
-    At least 1, at most one per core. reads_per_s: of all disks together, as measured; 0 if it is not known.
-    """
-    most = len(os.sched_getaffinity(0))
-    return math.ceil(min(most, max(disk_count(paths), reads_per_s / RING_READS_PER_S)))
+
+def ring_count(paths: Iterable[StrPath]) -> int:
+    """Number of rings for files at first: one per disk, at most one per core."""
+    return min(core_count(), disk_count(paths))
 
 
 def disk_count(paths: Iterable[StrPath]) -> int:

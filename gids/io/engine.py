@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.closing import Closing
-from gids.io.disks import DISK_DEPTH, MOST_DEPTH, disk_count, ring_count
+from gids.io.disks import DISK_DEPTH, MOST_DEPTH, RING_DEPTH, core_count, disk_count, ring_count
 from gids.stored_file import StoredFile, opened
 
 _log = logging.getLogger("gids")
@@ -113,8 +113,8 @@ class Engine(Closing):
         """Counters since it opened.
 
         reads, requests (to the kernel, after merging), bytes_asked, bytes_read (including alignment), errors,
-        retries, busy_s (time with a request in flight), latency_s (mean per request), depth_max, and
-        in_flight, the number of requests in flight now.
+        retries, busy_s (time with a request in flight), latency_s (mean per request), depth_max,
+        threads (that read now), and in_flight, the number of requests in flight now.
         """
         return self.native.stats()
 
@@ -151,13 +151,15 @@ def raise_descriptor_limit() -> None:
 
 
 def queue_depth(paths: Iterable[str | os.PathLike[str]], kind: str = "auto") -> int:
-    """The default number of requests in flight for files: 256 per disk, at most 16384.
+    """The default number of requests in flight for files: 256 per disk, and 64 per ring that may be added; at
+    most 16384.
 
     256 if each takes a thread: with the engine "threads", and with "auto" if io_uring is not available.
     """
     if kind == "threads" or (kind == "auto" and _core.why_no_uring()):
         return DISK_DEPTH
-    return min(MOST_DEPTH, DISK_DEPTH * disk_count(paths))
+    disks = disk_count(paths)
+    return min(MOST_DEPTH, DISK_DEPTH * disks + RING_DEPTH * max(0, core_count() - disks))
 
 
 def open_engine(
@@ -166,7 +168,6 @@ def open_engine(
     *,
     depth: int | None = None,
     threads: int = 0,
-    reads_per_s: float = 0,
     direct: bool = True,
     max_read_bytes: int = 1 << 20,
     max_merge_bytes: int = 131072,
@@ -176,10 +177,9 @@ def open_engine(
     paths: files, or `Table.shards`, which are then those of the dataset that was opened. kind: "uring"
     (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults, a baseline for comparison) or
     "auto": uring, or threads if io_uring is not available; logger "gids" then reports why, once. depth:
-    number of requests in flight (None: see queue_depth). threads: number of threads (0: 1 ring per disk for
-    uring, depth readers for threads, 1 per core for mmap). reads_per_s: random reads per second of all disks
-    together, if you measured them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT,
-    past the page cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge
+    number of requests in flight (None: see queue_depth). threads: number of threads (0: as the load asks for
+    with uring, depth readers for threads, 1 per core for mmap). direct: use O_DIRECT, past the page cache.
+    max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge
     neighboring reads of a call into one request up to this size (0: never).
 
     Raises StorageError if a shard was replaced; OSError (FileNotFoundError, …) if a file cannot be opened,
@@ -194,7 +194,8 @@ def open_engine(
                 [os.fspath(p) for p in paths],
                 depth=queue_depth(paths, kind) if depth is None else depth,
                 threads=threads,
-                rings=ring_count(paths, reads_per_s=reads_per_s),
+                rings=ring_count(paths),
+                most_rings=core_count(),
                 direct=direct,
                 max_read_bytes=max_read_bytes,
                 max_merge_bytes=max_merge_bytes,

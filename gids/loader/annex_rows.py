@@ -14,18 +14,18 @@ import torch
 from gids import _core
 from gids.cache.device.state import check_memory
 from gids.cache.feature_cache import read_error
-from gids.cache.output_dtype import Outputs, out_dtype_of, overflow_error
+from gids.cache.output_dtype import Outputs, out_dtype_of, output_bytes, overflow_error
+from gids.cuda import on_host
 from gids.cuda.device import Event
 from gids.errors import MemoryBudgetError
 from gids.loader.rows import Features, Ids
 from gids.loader.superbatch import Packs, Superbatch
 from gids.packs.annex import pieces_of
 from gids.packs.device_runs import DeviceRuns, OnDevice
-from gids.packs.spool import KEPT
+from gids.packs.spool import KEPT, rows_of
 from gids.sizes import format_bytes
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
-from gids.store.geometry import align_up
 
 
 def divide(
@@ -39,14 +39,15 @@ def divide(
     forms = Outputs(tables, packs.dtype).forms
     strides = [_core.annex_row_bytes(t.row_bytes) for t in tables]
     longest = [u.longest for u in uses]
-    output_bytes = sum(
-        align_up(n * forms[t.name].out_row_bytes, 4096) for t, n in zip(tables, longest, strict=True)
+    minibatch_bytes = sum(
+        output_bytes(n * forms[t.name].out_row_bytes, pinned=packs.pinned)
+        for t, n in zip(tables, longest, strict=True)
     )
     if on is None:
         memory_bytes, (pieces, piece_bytes) = packs.memory_bytes, pieces_of(packs.memory_bytes, len(tables))
         purposes = {
             **kept_bytes,
-            "outputs": 2 * output_bytes,  # one of them is the consumer's
+            "outputs": 2 * minibatch_bytes,  # one of them is the consumer's
             "window": KEPT * superbatch.minibatch_bytes,
             "requests": 12 * sum(longest),
             "pieces": pieces * piece_bytes * len(tables),
@@ -54,7 +55,7 @@ def divide(
     else:
         memory_bytes = on.memory_bytes
         runs = sum(n * stride for n, stride in zip(longest, strides, strict=True))
-        purposes = {"outputs": 3 * output_bytes, "runs": runs, "requests": 8 * sum(longest)}
+        purposes = {"outputs": 3 * minibatch_bytes, "runs": runs, "requests": 8 * sum(longest)}
     left = memory_bytes - sum(purposes.values())
     if left < 0:
         listing = " + ".join(f"{name} {format_bytes(n)}" for name, n in purposes.items())
@@ -81,7 +82,9 @@ class AnnexRows:
         self.next, self.end = superbatch.first, superbatch.end
         most = {t.name: uses.native.longest for t, uses in zip(packs.tables, superbatch.uses, strict=True)}
         keep_bytes = superbatch.purposes["outputs"] if packs.on_device is None else 0
-        self._outputs = Outputs(packs.tables, packs.dtype, keep_bytes=keep_bytes, rows=most)
+        self._outputs = Outputs(
+            packs.tables, packs.dtype, keep_bytes=keep_bytes, rows=most, pinned=packs.pinned
+        )
         self._memory: list[_core.RunMemory] = []
         self._readers = [self._reader(number) for number in range(len(packs.tables))]
 
@@ -105,27 +108,22 @@ class AnnexRows:
         """Whether it has this minibatch of the epoch."""
         return self.next <= t < self.end
 
-    def skip_to(self, t: int) -> None:
-        """The minibatches before this one were read at random."""
-        while self.next < t:
-            for number in range(len(self._readers)):
-                self._check(number, *self._read(number, None))
-            self.next += 1
-
     def gather(self, ids: Ids) -> Features:
         """The rows of the next minibatch, whose ids these are. Blocks.
 
         Raises StorageError, OverflowError, and RuntimeError if it is not the minibatch that was spooled.
         """
         step, features = self.next - self._superbatch.first, {}
-        for number, (t, uses) in enumerate(zip(self._packs.tables, self._superbatch.uses, strict=True)):
-            count, now = uses.native.count(step), len(ids.get(t.name, ()))
-            if now != count:
+        tables, uses = self._packs.tables, self._superbatch.uses
+        for t, of_table, now in zip(tables, uses, rows_of(on_host(ids), tables), strict=True):
+            if not of_table.has(step, now):
                 raise RuntimeError(
-                    f"minibatch {self.next} reads {now} rows of {t.name!r}, and read {count} before it was "
-                    "pickled: let its sampler return objects that pickle faithfully, or use reads='random'"
+                    f"minibatch {self.next} reads other rows of {t.name!r} than before it was pickled, or in "
+                    "another order: let its sampler return objects that pickle faithfully, or use "
+                    "reads='random'"
                 )
-            rows = self._rows(number, t, count)
+        for number, t in enumerate(tables):
+            rows = self._rows(number, t, uses[number].native.count(step))
             if t.name in ids:
                 features[t.name] = rows
         self.next += 1
@@ -133,7 +131,7 @@ class AnnexRows:
 
     def _rows(self, number: int, table: Table, count: int) -> torch.Tensor:
         out = self._outputs.take(table, count)
-        self._check(number, *self._read(number, out))
+        self._check(number, *self._read(number, out.numpy()))
         return self._outputs.tensor(table, out)
 
     def _read(self, number: int, out: Any) -> tuple[int, int, int, bool]:
@@ -149,7 +147,7 @@ class AnnexRows:
 
     def memory(self) -> dict[str, int]:
         """Bytes by purpose."""
-        return {**self._superbatch.purposes, "outputs": self._outputs.pool.peak_bytes}
+        return {**self._superbatch.purposes, "outputs": self._outputs.peak_bytes}
 
     def count(self, counters: Counter[str], seconds: dict[str, float]) -> None:
         """Add what was read so far."""
@@ -194,7 +192,7 @@ class DeviceAnnexRows(AnnexRows):
 
     def gather(self, ids: Ids) -> Features:
         """As AnnexRows.gather(). Blocks until torch's stream used the minibatch before the last."""
-        self._consumed.append(self._on.device.current_stream().record_event())
+        self._consumed.append(self._on.device.record_current())
         while len(self._consumed) > 1:
             self._consumed.popleft().synchronize()
         return super().gather(ids)

@@ -74,8 +74,8 @@ class EdgeLoader(EpochLoader):
             nodes without edges. Not with RandomWalk, whose walks may pass over a seed edge.
         reverse: the relation of the reverses. None: the same relation, if both ends have one type.
         batch_size: number of seed edges, without negatives, on each rank (default 1024).
-        tables, shuffle, drop_last, seed, rank, world_size, device, topology_on, dtype, minibatch_rows: as in
-            gids.NodeLoader.
+        tables, shuffle, drop_last, seed, rank, world_size, device, topology_on, dtype, minibatch_rows,
+            pin_memory: as in gids.NodeLoader.
 
     Minibatches are EdgeMinibatches: of tensors if the dataset has one node type and one relation, else of
     dictionaries. Epochs, determinism, ``state_dict()`` and errors are as in gids.NodeLoader. Memory: 16 bytes
@@ -106,6 +106,7 @@ class EdgeLoader(EpochLoader):
         topology_on: str = "auto",
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
+        pin_memory: bool = False,
     ) -> None:
         super().__init__(
             source,
@@ -151,7 +152,7 @@ class EdgeLoader(EpochLoader):
             raise ValueError(f"strategy={strategy!r} needs times of the edges: give time=")
         self._edges = _Edges(self._graph, edges, time if isinstance(time, torch.Tensor) else None, own=own)
         self._seed_ids = self._edges.ids
-        self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
+        self._open(topology, tables, device, topology_on, dtype, minibatch_rows, pin_memory=pin_memory)
 
     @property
     def _seed_count(self) -> int:

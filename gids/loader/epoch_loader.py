@@ -22,6 +22,7 @@ import torch
 
 from gids import cuda
 from gids.closing import Closing
+from gids.cuda.pinned import Consumed, check_pinning
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.options import whole_number
 from gids.loader.queue import Queue
@@ -67,8 +68,8 @@ class EpochLoader(Closing, ABC):
     """Base class of NodeLoader and EdgeLoader, which users make.
 
     Attributes: source; store (its first dataset); sampler; tables: the tables to load, by name; batch_size,
-    shuffle, drop_last: as given; seed: as given or drawn; rank, world_size: as given or detected; epoch: the
-    number of the next epoch, may be set.
+    shuffle, drop_last, pin_memory: as given; seed: as given or drawn; rank, world_size: as given or detected;
+    epoch: the number of the next epoch, may be set.
     """
 
     batch_sampler = None  # Lightning asks loaders with a sampler for it
@@ -182,9 +183,12 @@ class EpochLoader(Closing, ABC):
         dtype: torch.dtype | None,
         minibatch_rows: int | Mapping[str, int] | None,
         *,
+        pin_memory: bool,
         cooperative: bool = False,
     ) -> None:
         """The end of construction: allocate what holds memory."""
+        check_pinning(pin_memory, device)
+        self.pin_memory = bool(pin_memory)
         self._step_sampling = self.source.sampling(
             topology, self._ranks, torch.device(device), cooperative=cooperative
         )
@@ -216,6 +220,7 @@ class EpochLoader(Closing, ABC):
                 device=device,
                 minibatch_rows=minibatch_rows,
                 cooperative=cooperative,
+                pin_memory=self.pin_memory,
             )
 
     @property
@@ -281,10 +286,10 @@ class EpochLoader(Closing, ABC):
         self._ranks.check_process_group()
         epoch = self.epoch
         progress = _Progress(epoch, 0 if self._progress.begun else self._progress.step, begun=True)
-        coming, self._next = self._next, None
-        if coming is not None and coming[0] == self._arguments_of(epoch, progress.step):
-            sampling = coming[1]
+        if self._next is not None and self._next[0] == self._arguments_of(epoch, progress.step):
+            sampling, self._next = self._next[1], None
         else:
+            self._forget_next()
             sampling = self._sampling_of(epoch, progress.step)
         seeds, count = sampling.epoch.seeds, len(sampling.epoch.steps)
         if self._features is None:
@@ -300,7 +305,8 @@ class EpochLoader(Closing, ABC):
                     growth=_growth(seeds, sampling.epoch.steps),
                     waiting_batches=self._at_once - 1,
                     source_bytes=self._sampler_bytes,
-                    following=partial(self._sample_next, epoch + 1),
+                    # A first epoch may be the only one.
+                    following=partial(self._sample_next, epoch + 1) if self._progress.begun else None,
                 )
             )
         self._progress = progress
@@ -312,6 +318,12 @@ class EpochLoader(Closing, ABC):
             return None
         self._next = self._arguments_of(epoch, 0), self._sampling_of(epoch, 0)
         return self._next[1]
+
+    def _forget_next(self) -> None:
+        """What is sampled of the next epoch is not needed."""
+        if self._next is not None and self._features is not None:
+            self._features.feature_loader.forget(self._next[1])
+        self._next = None
 
     def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
         """What the minibatches of an epoch depend on, and a user may set."""
@@ -447,6 +459,7 @@ class EpochLoader(Closing, ABC):
         for epoch in list(self._epochs):
             epoch.close()
         stats = self.stats()
+        self._forget_next()
         if self._features is not None:
             self._features.feature_loader.leave(self)
         self._stream.synchronize()
@@ -513,6 +526,7 @@ class SampledEpoch(Iterator[Minibatch]):
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         self._begun: tuple[EpochStream[Minibatch], _Progress, EpochSeeds] | None = None
+        self._consumed = Consumed() if loader.pin_memory else None
         self._closed = False
 
     def _begin(self) -> tuple[EpochStream[Minibatch], _Progress, EpochSeeds]:
@@ -528,7 +542,7 @@ class SampledEpoch(Iterator[Minibatch]):
         return seeds.named(seeds.order)
 
     def __next__(self) -> Minibatch:
-        return self.hand_out(lambda minibatch: minibatch)
+        return self.hand_out(lambda minibatch: minibatch.pin_memory() if self._consumed else minibatch)
 
     def hand_out(self, make: Callable[[Minibatch], R]) -> R:
         """What `make` makes of the next minibatch, which counts as handed out only then. An error of `make`
@@ -536,6 +550,8 @@ class SampledEpoch(Iterator[Minibatch]):
         if self._closed and self._begun is None:
             raise StopIteration
         stream, progress, _ = self._begun or self._begin()
+        if self._consumed is not None:
+            self._consumed.next()
         minibatch, features = next(stream)
         try:
             self._loader._stream.hand_over(minibatch)

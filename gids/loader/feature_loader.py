@@ -30,6 +30,7 @@ from gids.cache.budget import (
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
+from gids.cuda.pinned import check_pinning
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine, queue_depth
 from gids.loader.memory import (
@@ -72,13 +73,16 @@ class FeatureLoader(Closing):
         minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is divided
             for such minibatches. Default: a quarter more than the first minibatch reads; as many where memory
             is short.
+        pin_memory: with ``device="cpu"``, features are in pinned memory of torch's, so that ``.to("cuda",
+            non_blocking=True)`` copies them while training goes on (default False).
 
     The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
     Raises KeyError for a table, or a heat, that the store does not have, ValueError for a number out of its
     range, StorageError for shards that cannot be opened, ImportError and RuntimeError when device="cuda"
-    finds no CuPy or no usable driver. MemoryBudgetError (a ValueError) is raised at the first minibatch,
-    which shows how much memory a minibatch needs; or at once if device_memory is more than is free.
+    finds no CuPy or no usable driver, PyTorch's RuntimeError for pin_memory=True without a driver.
+    MemoryBudgetError (a ValueError) is raised at the first minibatch, which shows how much memory a minibatch
+    needs; or at once if device_memory is more than is free.
     """
 
     @explain_names("gids.FeatureLoader")
@@ -90,6 +94,7 @@ class FeatureLoader(Closing):
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
+        pin_memory: bool = False,
     ) -> None:
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
         self.source = as_source(source, self._opened)
@@ -109,7 +114,8 @@ class FeatureLoader(Closing):
         if self.device.type not in ("cpu", "cuda"):
             raise ValueError(f"device={str(device)!r} is not supported: use 'cpu' or 'cuda'")
         check_out_dtype(dtype)
-        self.dtype = dtype
+        check_pinning(pin_memory, self.device)
+        self.dtype, self._pinned = dtype, bool(pin_memory)
         self._heat_methods = {t.name: _choose_heat(self.store, t, options.heat) for t in self.tables}
         self._kept_pages: dict[str, npt.NDArray[np.bool_]] = {}
         self._heats = {  # maps, which stay if the dataset is replaced
@@ -128,14 +134,21 @@ class FeatureLoader(Closing):
             kind=options.engine,
             depth=depth,
             threads=options.io_threads or 0,
-            reads_per_s=options.reads_per_s or 0,
             direct=options.direct,
             max_read_bytes=longest_read_bytes(self.tables, memory_bytes=budget, queue_depth=depth),
         )
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement = (
-            HostPlacement(self._engine, self.tables, options, self.source.memory, dtype, expected)
+            HostPlacement(
+                self._engine,
+                self.tables,
+                options,
+                self.source.memory,
+                dtype,
+                expected,
+                pinned=self._pinned,
+            )
             if on_cpu
             else self._on_device(expected)
         )
@@ -226,10 +239,14 @@ class FeatureLoader(Closing):
 
     @property
     def kept_bytes(self) -> int:
-        """Host memory that stays taken without a cache: the bounce pool, and orders that were compared."""
+        """Host memory that stays taken without a cache: the bounce pool, orders that were compared, and what
+        preparing a next epoch takes."""
         if self.closed:
             return 0
-        return self._engine.bounce_bytes + sum(row_orders(self.tables).values())
+        packs, preparing = self._packs, 0
+        if packs is not None and packs.coming is not None:
+            preparing = packs.preparing_bytes(packs.coming)
+        return self._engine.bounce_bytes + sum(row_orders(self.tables).values()) + preparing
 
     @property
     def _cache(self) -> Cache | None:
@@ -271,7 +288,7 @@ class FeatureLoader(Closing):
         """Iterate over (minibatch, {table: features}).
 
         Args:
-            minibatches: sampled in the consumer's thread, ahead by the window.
+            minibatches: sampled in the consumer's thread, ahead by the window; by packs up to 2,048.
             ids_of: returns the rows that a minibatch reads: int64[n] for each table, on the CPU or on the
                 loader's device, may repeat. Features are [n, *shape] of the table's dtype, in that order. The
                 consumer owns them. On CUDA they are ready for the stream that is current when the minibatch
@@ -347,9 +364,23 @@ class FeatureLoader(Closing):
                 if (device := self.cuda_device) is not None:
                     on = OnDevice(device, memory, options.staging)
                 self._packs = Packs(
-                    self.tables, options, self.dtype, self._engine, scratch, host, self._seconds, on
+                    self.tables,
+                    options,
+                    self.dtype,
+                    self._engine,
+                    scratch,
+                    host,
+                    self._seconds,
+                    on,
+                    pinned=self._pinned,
                 )
         return self._packs
+
+    def forget(self, minibatches: Iterable[Any]) -> None:
+        """Drop what is prepared of a next epoch with these minibatches, if it is."""
+        packs = self._packs
+        if packs is not None and packs.coming is not None and packs.coming.ahead.minibatches is minibatches:
+            packs.keep(None)
 
     def _release_for_packs(self, epoch: EpochInput[Any]) -> dict[str, int]:
         """Free the cache, and those of other loaders. Returns the memory that stays taken, by purpose."""

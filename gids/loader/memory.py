@@ -357,15 +357,29 @@ class Placement(ABC):
 
 
 class HostPlacement(Placement):
-    """Lines and features in host memory."""
+    """Lines and features in host memory. pinned: features are in pinned memory."""
 
     least_planned = 2
     memories = frozenset({"host"})
     keep = False
     """Whether pages of heat 255 keep their lines for good."""
 
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Sequence[Table],
+        options: Options,
+        memory_bytes: int,
+        dtype: torch.dtype | None,
+        expected: Rows | None,
+        *,
+        pinned: bool,
+    ) -> None:
+        self._pinned = pinned
+        super().__init__(engine, tables, options, memory_bytes, dtype, expected)
+
     def _budget_of(self, **common: Any) -> HostBudget:
-        return HostBudget(bounce_bytes=self._engine.bounce_bytes, **common)
+        return HostBudget(bounce_bytes=self._engine.bounce_bytes, pinned=self._pinned, **common)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         if self.keep:
@@ -382,6 +396,7 @@ class HostPlacement(Placement):
             keep_output_bytes=plan.purposes["outputs"],
             output_rows=plan.sizes.rows,
             output_dtype=self._dtype,
+            pinned=self._pinned,
         )
 
     def memory(self) -> dict[str, int]:

@@ -63,6 +63,9 @@ class NodeLoader(EpochLoader):
         topology_on: on CUDA, the part of the topology in device memory: ``"host"``, ``"indptr"``,
             ``"device"`` or ``"auto"`` (default). See gids.sampler.device.PinnedGraph.
         dtype, minibatch_rows: as in gids.FeatureLoader.
+        pin_memory: with ``device="cpu"``, all tensors of minibatches are in pinned memory, so that
+            ``minibatch.to("cuda", non_blocking=True)`` copies them while training goes on (default False). A
+            minibatch is read when training is done with the one before the last.
 
     Each ``for`` is one epoch. ``epoch`` is the number of the next one; it may be set. A minibatch depends
     only on the dataset, the arguments, the epoch and the step, not on window, threads, cache or device.
@@ -98,6 +101,7 @@ class NodeLoader(EpochLoader):
         topology_on: str = "auto",
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
+        pin_memory: bool = False,
     ) -> None:
         super().__init__(
             source,
@@ -128,7 +132,16 @@ class NodeLoader(EpochLoader):
             t: self.store.labels[t] for t in topology.node_types if labels and t in self.store.labels
         }
         self._label_inputs = labels == "inputs"
-        self._open(topology, tables, device, topology_on, dtype, minibatch_rows, cooperative=self.cooperative)
+        self._open(
+            topology,
+            tables,
+            device,
+            topology_on,
+            dtype,
+            minibatch_rows,
+            pin_memory=pin_memory,
+            cooperative=self.cooperative,
+        )
 
     @property
     def _seed_count(self) -> int:

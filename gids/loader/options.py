@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import math
 import operator
 import os
 from collections.abc import Callable, Iterable
@@ -60,13 +59,11 @@ class Tuning:
             queue depth. window + planned is at most 24.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
-        queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD. Fewer if their buffers would take
-            more than an eighth of the memory.
-        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, or per 400,000
-            of reads_per_s if that is more, at most one per core; with ``"threads"``, one per request of
-            queue_depth; with ``"mmap"``, one per core.
-        reads_per_s: random reads per second that the SSDs reach together, as ``gids bench bandwidth``
-            measures them. Default: unknown.
+        queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD, and 64 per further core. Fewer if
+            their buffers would take more than an eighth of the memory.
+        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, and one more
+            while all are busy, reads wait, a core is free, and it helps; with ``"threads"``, one per request
+            of queue_depth; with ``"mmap"``, one per core.
         direct: read past the page cache with O_DIRECT (default True).
         host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them
             like the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
@@ -82,7 +79,6 @@ class Tuning:
     engine: str = "auto"
     queue_depth: int | None = None
     io_threads: int | None = None
-    reads_per_s: float | None = None
     direct: bool = True
     host_policy: Literal["lookahead", "static"] = "lookahead"
     staging: Size = "256MiB"
@@ -100,8 +96,6 @@ class Tuning:
         for name, most in _MOST.items():
             if (count := getattr(self, name)) is not None and not 1 <= count <= most:
                 raise ValueError(f"{name} must be 1 to {most} (got {count})")
-        if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:
-            raise ValueError(f"reads_per_s must be greater than 0 (got {self.reads_per_s})")
 
 
 @dataclass(frozen=True, kw_only=True)

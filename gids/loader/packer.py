@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+
 from gids import _core
 from gids.errors import MemoryBudgetError
 from gids.loader.annex_rows import AnnexRows, DeviceAnnexRows, divide
@@ -22,6 +24,7 @@ from gids.loader.superbatch import Ahead, Choice, Packs, Superbatch
 from gids.packs.annex import Annex, RowUses
 from gids.packs.spool import MOST_ROWS, NotSpoolable, Spool, rows_of
 from gids.profiling import stage
+from gids.sizes import format_bytes
 
 LEAST_WAIT_S = 4.0
 """Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
@@ -96,10 +99,11 @@ class Packer:
         """Begin to sample the minibatches that follow, perhaps of the next epoch, if there are some."""
         if self.coming is not None or self.packs.random_below == math.inf:
             return
+        if self.packs.coming is not None and not self.ahead.can_sample:
+            return  # another loader's next epoch is prepared
         if self.ahead.can_sample:
             return self._begin(self.ahead, first, ())
-        again = self.packs.counted.counters["minibatches"] >= self.count(first)  # there were epochs before
-        if not again or not isinstance(self.ahead.end, StopIteration) or self._epoch.following is None:
+        if not isinstance(self.ahead.end, StopIteration) or self._epoch.following is None:
             return
         if (following := self._epoch.following()) is not None:
             self._begin(self.packs.new_ahead(following), 0, ())
@@ -143,10 +147,10 @@ class Packer:
         packs = self.packs
         try:
             rows = rows_of(self._on_host(self._epoch.ids_of(minibatch)), packs.tables)
+            nbytes = max(self._epoch.bytes_of(minibatch), 8 * sum(map(len, rows)))
         except Exception:  # raised when it is due
             coming.ahead.hold(minibatch)
             return None
-        nbytes = self._epoch.bytes_of(minibatch)
         try:
             with self._spooling():
                 coming.spool.put(minibatch)
@@ -178,9 +182,11 @@ class Packer:
         by purpose."""
         coming, packs = self.coming, self.packs
         assert coming is not None
+        if (least := packs.preparing_bytes(coming)) > packs.memory_bytes // 2:
+            return self._fail(f"preparing minibatches as large as these takes {format_bytes(least)}")
         more = coming.ahead.can_sample or self._epoch.following is not None
         for coming.beside in (True, False) if more else (False,):
-            kept = {"next superbatch": packs.preparing_bytes(coming)} if coming.beside else {}
+            kept = {"next superbatch": least} if coming.beside else {}
             try:
                 coming.lines, coming.purposes = divide(packs, coming, {**kept_bytes, **kept})
             except MemoryBudgetError as error:
@@ -205,7 +211,8 @@ class Packer:
                 return annex
             packs.random_below = max(packs.random_below, self.count(coming.end))
             self.stop()
-        except (OSError, MemoryError, ValueError) as error:  # of scratch, of memory, of the table's layout
+        # Of scratch, of memory, of the table's layout.
+        except (OSError, MemoryError, ValueError, torch.OutOfMemoryError) as error:
             self._fail(error)
         return None
 
@@ -278,8 +285,8 @@ class PackedRows(Rows):
 
     def enter(self, t: int, minibatch: Any, ids: Ids) -> None:
         if self.annex is None or not self.annex.has(t):
-            self._entered.append(ids)
             self.random.enter(t, minibatch, ids)
+            self._entered.append(ids)
 
     def plan(self, t: int) -> None:
         if self.annex is None or not self.annex.has(t):
@@ -341,7 +348,6 @@ class PackedRows(Rows):
             self.annex = packer.finish()
         if self.annex is not None:
             self._entered.clear()
-            self.annex.skip_to(t)
             packer.begin_next(self.annex.end)
 
     def _go_on(self, annex: AnnexRows) -> None:

@@ -327,6 +327,7 @@ class RowSource(Closing, ABC):
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
         cooperative: bool = False,
+        pin_memory: bool = False,
     ) -> RowLoader:
         """What reads rows of these tables for a loader, its user."""
 

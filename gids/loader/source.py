@@ -87,8 +87,10 @@ class Source(RowSource):
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
         cooperative: bool = False,
+        pin_memory: bool = False,
     ) -> FeatureLoader:
-        """The FeatureLoader that all loaders of these tables, dtype and device share. Called by loaders.
+        """The FeatureLoader that all loaders of these tables, dtype, device and pin_memory share. Called by
+        loaders.
 
         user: the loader, which calls leave(user) when it is closed.
         """
@@ -101,10 +103,17 @@ class Source(RowSource):
         where = torch.device(device)
         if where.type == "cuda":  # "cuda" is the current device
             where = torch.device("cuda", cuda.open_device(where).index)
-        key = (read, dtype, where, self.options)
+        key = (read, dtype, where, self.options, pin_memory)
         loader: FeatureLoader | None = self.lender.shared.get(key)
         if loader is None or loader.closed:
-            loader = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
+            loader = FeatureLoader(
+                self,
+                chosen,
+                dtype=dtype,
+                device=where,
+                minibatch_rows=minibatch_rows,
+                pin_memory=pin_memory,
+            )
             self.lender.shared[key] = loader
         elif minibatch_rows is not None:
             loader.expect_rows(minibatch_rows)

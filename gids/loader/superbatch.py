@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -31,7 +31,6 @@ from gids.store import Table
 
 if TYPE_CHECKING:
     from gids.io import Engine
-    from gids.loader.annex_rows import AnnexRows
     from gids.loader.options import Options
     from gids.packs.device_runs import OnDevice
 
@@ -164,11 +163,18 @@ class Counted:
     swept_bytes: int = 0
 
 
+class Reading(Protocol):
+    """A superbatch that is read: gids.loader.annex_rows.AnnexRows."""
+
+    def memory(self) -> dict[str, int]: ...
+    def count(self, counters: Counter[str], seconds: dict[str, float]) -> None: ...
+
+
 class Packs:
     """What the epochs of a FeatureLoader share: scratch, annexes, what was measured, counters.
 
     memory_bytes: of the loader, on the host. sampled_s: gets the seconds that sampling takes, as
-    "sample". on_device: where rows are; None: on the host.
+    "sample". on_device: where rows are; None: on the host. pinned: in pinned memory.
 
     Attributes: random_s: seconds that a minibatch waits for random reads, 0 if it is not known.
     random_below: epochs of at most so many minibatches do not consider packs. coming: what is prepared of a
@@ -185,8 +191,10 @@ class Packs:
         memory_bytes: int,
         sampled_s: dict[str, float],
         on_device: OnDevice | None = None,
+        *,
+        pinned: bool = False,
     ) -> None:
-        self.sampled_s, self.on_device = sampled_s, on_device
+        self.sampled_s, self.on_device, self.pinned = sampled_s, on_device, pinned
         self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
         self.scratch, self.memory_bytes = scratch, memory_bytes
         self.annexes = [Annex(t, scratch) for t in tables]
@@ -196,16 +204,20 @@ class Packs:
         self.counted = Counted()
         self.random_s, self.random_below = 0.0, 0.0
         self.coming: Superbatch | None = None
-        self.reading: AnnexRows | None = None
+        self.reading: Reading | None = None
 
     def preparing_bytes(self, superbatch: Superbatch) -> int:
         """Memory to plan and to sweep it beside another one, about: one table after the other."""
-        passes = max(a.passes_bytes(len(superbatch), self.threads) for a in self.annexes)
-        return max(passes, self.memory_bytes // _WORK_SHARE)
+        least = max(
+            a.preparing_bytes(uses, self.threads)
+            for a, uses in zip(self.annexes, superbatch.uses, strict=True)
+        )
+        return max(least, self.memory_bytes // _WORK_SHARE)
 
     def begin(self, superbatch: Superbatch) -> None:
         """Begin to prepare a superbatch that was sampled, in a thread."""
-        superbatch.work_bytes = self.memory_bytes // (2 if self.reading is None else _WORK_SHARE)
+        in_pause, beside = self.memory_bytes // 2, self.preparing_bytes(superbatch)
+        superbatch.work_bytes = in_pause if self.reading is None else beside
         superbatch.swept = self.thread.submit(self.prepare, superbatch)
 
     def prepare(self, superbatch: Superbatch) -> bool:

@@ -44,6 +44,8 @@ _PIECES = 8
 _READ_BYTES = 512 << 10
 _GAP_BYTES = 16 << 10
 _GROWTH = 16 << 20
+_USE_BYTES, _RUN_USE_BYTES = 32, 28
+"""Memory of a plan, while it is made, for each use of the longest step; and for each run placed at a time."""
 
 
 class RowUses:
@@ -53,7 +55,7 @@ class RowUses:
     """
 
     def __init__(self, table: Table, scratch: Scratch) -> None:
-        self._file = scratch.open(striped=False)
+        self._file, self._crcs = scratch.open(striped=False), list[int]()
         fd = os.open(self._file.paths[0], os.O_RDWR | os.O_CLOEXEC)  # through the page cache
         try:
             self.native = _core.RowUses.create(fd, table.row_count)
@@ -66,6 +68,11 @@ class RowUses:
         if end > self._file.nbytes:
             self._file.reserve(align_up(end, _GROWTH))
         self.native.append(rows)
+        self._crcs.append(_crc_of(rows))
+
+    def has(self, step: int, rows: Rows) -> bool:
+        """Whether the minibatch of this step used these rows, in this order."""
+        return len(rows) == self.native.count(step) and _crc_of(rows) == self._crcs[step]
 
     def __len__(self) -> int:
         return len(self.native)
@@ -77,10 +84,11 @@ class RowUses:
 
 
 class Superbatch:
-    """A superbatch of a table, planned. Swept once Annex.sweep() returned."""
+    """A superbatch of a table, planned. Swept once Annex.sweep() returned. chunks: of the table, in memory of
+    the sweep."""
 
-    def __init__(self, plan: _core.AnnexPlan, uses: RowUses) -> None:
-        self.plan, self.uses = plan, uses
+    def __init__(self, plan: _core.AnnexPlan, uses: RowUses, *, chunks: int) -> None:
+        self.plan, self.uses, self.chunks = plan, uses, chunks
         self.file: AnnexFile | None = None  # once swept
 
     def __len__(self) -> int:
@@ -119,9 +127,14 @@ class Annex:
         self._table, self._scratch = table, scratch
         self._free: list[AnnexFile] = []  # blocks that were written before are written faster than new ones
 
-    def passes_bytes(self, steps: int, threads: int) -> int:
-        """Memory to make a plan: of each row, and counts of rows by next use and range."""
-        return self.ROW_BYTES * self._table.row_count + steps * _core.ANNEX_RANGES * (4 * threads + 2)
+    def preparing_bytes(self, uses: RowUses, threads: int) -> int:
+        """The least memory to plan and to sweep a superbatch with these uses, one after the other."""
+        steps, table = len(uses), self._table
+        counts = steps * _core.ANNEX_RANGES * (4 * threads + 2)
+        lists = uses.native.longest * (_USE_BYTES + _RUN_USE_BYTES * min(threads, _core.ANNEX_RUNS_AT_ONCE))
+        buffers = _buffers(steps) * _core.annex_group_bytes(table.row_bytes)
+        chunks = 2 * table.page_bytes * len(table.shard_paths)
+        return max(self.ROW_BYTES * table.row_count + counts + lists, 4 * chunks, buffers * 4 // 3)
 
     def plan(
         self,
@@ -153,7 +166,7 @@ class Annex:
             group_bytes=min(_GROUP_BYTES, work_bytes * 3 // 4 // _buffers(len(uses))),
             chunk_bytes=max(table.page_bytes, min(_CHUNK_BYTES, work_bytes // 4 // _CHUNKS)),
         )
-        return Superbatch(plan, uses)
+        return Superbatch(plan, uses, chunks=max(2, min(_CHUNKS, work_bytes // 4 // plan.chunk_bytes)))
 
     def sweep(
         self,
@@ -184,7 +197,7 @@ class Annex:
             superbatch.uses.native,
             plan,
             cancel=cancel,
-            chunks=_CHUNKS,
+            chunks=superbatch.chunks,
             gap_bytes=_GAP_BYTES,
             checksums=checksums,
         ).wait()
@@ -228,6 +241,10 @@ class Annex:
         """Give the scratch back of superbatches that were released. Idempotent."""
         while self._free:
             self._free.pop().close()
+
+
+def _crc_of(rows: Rows) -> int:
+    return _core.crc32c_extend(0, rows.view(np.uint8))
 
 
 def _buffers(runs: int) -> int:

@@ -122,7 +122,13 @@ class Spool:
         self._move(os.preadv, parts, self.bytes_read, "read")
         self.bytes_read += sum(map(len, parts))
         pickled, *buffers = parts
-        return _Unpickler(io.BytesIO(pickled), buffers, self._kept).load()
+        try:
+            return _Unpickler(io.BytesIO(pickled), buffers, self._kept).load()
+        except Exception as error:  # of the objects' own methods
+            raise RuntimeError(
+                f"a minibatch that was pickled cannot be read back: {error!r}; let its sampler return "
+                "objects that pickle faithfully, or use reads='random'"
+            ) from error
 
     def close(self) -> None:
         """Give the space back. Idempotent."""

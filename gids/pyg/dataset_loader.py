@@ -31,7 +31,7 @@ from gids.sampler import Minibatch, Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore
 
-_WITHOUT_EFFECT = "is_sorted filter_per_worker num_workers persistent_workers prefetch_factor pin_memory \
+_WITHOUT_EFFECT = "is_sorted filter_per_worker num_workers persistent_workers prefetch_factor \
 pin_memory_device timeout multiprocessing_context worker_init_fn in_order"
 """Arguments of PyG's loaders that are accepted: edges are sorted, and there are no worker processes."""
 
@@ -103,6 +103,7 @@ class DatasetLoader(EpochLoader):
         topology_on: str = "auto",
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
+        pin_memory: bool = False,
         **without_effect: object,
     ) -> None:
         store, graphs = source.store, sampler.graphs
@@ -134,7 +135,7 @@ class DatasetLoader(EpochLoader):
         self.transform, self._inputs = transform, inputs
         topology = Topology(graphs[0] if inputs.input_type is None else graphs)
         self._labels = {t: store.labels[t] for t in topology.node_types if labels and t in store.labels}
-        self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
+        self._open(topology, tables, device, topology_on, dtype, minibatch_rows, pin_memory=pin_memory)
         is_named = isinstance(tables, Mapping)
         self._data = MinibatchData(
             {
@@ -147,7 +148,7 @@ class DatasetLoader(EpochLoader):
         )
 
     def __iter__(self) -> LoaderEpoch:  # type: ignore[override]  # of Data
-        return LoaderEpoch(super().__iter__(), self._data, self.transform)
+        return LoaderEpoch(super().__iter__(), self._data, self.transform, pinned=self.pin_memory)
 
     def _compared(self) -> dict[str, Any]:
         return super()._compared() | {"labels": list(self._labels)}
@@ -167,15 +168,22 @@ class LoaderEpoch(Iterator[Any]):
     """One epoch of a loader."""
 
     def __init__(
-        self, epoch: SampledEpoch, data: MinibatchData, transform: Callable[[Any], Any] | None
+        self,
+        epoch: SampledEpoch,
+        data: MinibatchData,
+        transform: Callable[[Any], Any] | None,
+        *,
+        pinned: bool,
     ) -> None:
-        self._epoch, self._data, self._transform = epoch, data, transform
+        self._epoch, self._data, self._transform, self._pinned = epoch, data, transform, pinned
 
     def __next__(self) -> Data | HeteroData | Any:
         return self._epoch.hand_out(self._make)
 
     def _make(self, minibatch: Minibatch) -> Data | HeteroData | Any:
         data = self._data.make(minibatch)
+        if self._pinned:
+            data.pin_memory()
         return data if self._transform is None else self._transform(data)
 
     def close(self) -> None:

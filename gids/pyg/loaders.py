@@ -49,6 +49,7 @@ class NeighborLoader(DatasetLoader):
             seeds: give every rank all of them.
         device: ``"cpu"`` (default) or ``"cuda"``: where the sampling, the cache and the minibatches are.
         topology_on, dtype, minibatch_rows: as in gids.NodeLoader.
+        pin_memory: with ``device="cpu"``, minibatches are in pinned memory before `transform` gets them.
 
     ``num_workers`` and other arguments of torch's DataLoader about workers are accepted and have no effect:
     sampling uses native threads, and reading is asynchronous.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeVar
 
@@ -149,10 +149,23 @@ class Minibatch:
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
         """The same minibatch with its tensors on another device. Lightning calls it."""
+        if all(tensor.device == torch.device(device) for tensor in self.tensors()):
+            return self
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The same minibatch with its tensors in pinned memory, for ``to("cuda", non_blocking=True)``.
+
+        Raises PyTorch's RuntimeError without a driver.
+        """
+        return self._with(torch.Tensor.pin_memory)
+
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """A copy, with other tensors."""
 
         def moved(item: Any) -> Any:
             if isinstance(item, torch.Tensor):
-                return item.to(device, non_blocking=non_blocking)
+                return change(item)
             if isinstance(item, Mapping):
                 return type(item)({key: moved(value) for key, value in item.items()})  # type: ignore[call-arg]
             if isinstance(item, list):
@@ -162,8 +175,6 @@ class Minibatch:
         def fields_of(item: Any) -> dict[str, Any]:
             return {f.name: moved(getattr(item, f.name)) for f in fields(item) if f.init}
 
-        if all(tensor.device == torch.device(device) for tensor in self.tensors()):
-            return self
         return replace(self, **fields_of(self))
 
     def tensors(self) -> Iterator[torch.Tensor]:

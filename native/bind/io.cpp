@@ -104,6 +104,7 @@ nb::dict stats(const io::Engine& engine) {
   d["busy_s"] = static_cast<double>(s.busy_ns) * 1e-9;
   d["latency_s"] = s.requests ? static_cast<double>(s.latency_ns) * 1e-9 / static_cast<double>(s.requests) : 0.0;
   d["depth_max"] = s.depth_max;
+  d["threads"] = s.threads;
   d["in_flight"] = s.in_flight;
   return d;
 }
@@ -123,10 +124,10 @@ void inject_faults(io::Engine& engine, const std::vector<std::tuple<u32, u64, in
 }
 
 std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vector<std::filesystem::path>& paths,
-                                        u32 depth, u32 threads, u32 rings, bool direct, u32 max_read_bytes,
-                                        u32 max_merge_bytes, std::vector<int> descriptors) {
+                                        u32 depth, u32 threads, u32 rings, u32 most_rings, bool direct,
+                                        u32 max_read_bytes, u32 max_merge_bytes, std::vector<int> descriptors) {
   return io::open_engine(kind, {paths.begin(), paths.end()},
-                         {depth, threads, max_read_bytes, max_merge_bytes, direct, rings, std::move(descriptors)});
+                         {depth, threads, max_read_bytes, max_merge_bytes, direct, rings, most_rings, std::move(descriptors)});
 }
 
 // (file system, alignment) of a file opened for direct I/O or not.
@@ -165,7 +166,7 @@ void bind_io(nb::module_& m) {
       .def("close", &io::Engine::close, nb::call_guard<nb::gil_scoped_release>());
 
   m.def("open_engine", &open_engine, nb::arg("kind"), nb::arg("paths"), nb::kw_only(), nb::arg("depth"),
-        nb::arg("threads"), nb::arg("rings"), nb::arg("direct"), nb::arg("max_read_bytes"), nb::arg("max_merge_bytes"),
+        nb::arg("threads"), nb::arg("rings"), nb::arg("most_rings"), nb::arg("direct"), nb::arg("max_read_bytes"), nb::arg("max_merge_bytes"),
         nb::arg("descriptors") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
   m.def("probe_file", &probe_file, nb::arg("path"), nb::kw_only(), nb::arg("direct"));
   m.attr("IO_THREADS_MAX") = u32{io::threads_max};

@@ -167,6 +167,11 @@ void bind_packs(nb::module_& m) {
   m.attr("ANNEX_MOST_STEPS") = packs::note::most_steps;
   m.attr("ANNEX_RANGES") = packs::ranges_max;
   m.attr("ANNEX_USE_BYTES") = Uses::use_bytes;
+  m.attr("ANNEX_RUNS_AT_ONCE") = packs::runs_at_once;
+  m.def("annex_group_bytes", [](u64 row_bytes) {
+    const u64 stride = packs::stride_of(row_bytes);
+    return packs::block_rows(stride) * stride;
+  }, "row_bytes"_a, "The least bytes of a write buffer of the sweep.");
   m.def("annex_row_bytes", &packs::stride_of, "row_bytes"_a, "Bytes of a row in an annex, and in a line.");
 
   nb::class_<Uses>(m, "RowUses", "The rows of a table that each minibatch of a superbatch uses, in a file.")
@@ -196,6 +201,8 @@ void bind_packs(nb::module_& m) {
       .def_prop_ro("runs", &AnnexPlan::runs, "Steps with copies.")
       .def_prop_ro("group_bytes", &AnnexPlan::group_bytes,
                    "Of a buffer that the sweep needs for each run, and for one more.")
+      .def_prop_ro("chunk_bytes", [](const AnnexPlan& p) { return p.chunk_pages * p.geometry.page_bytes; },
+                   "Of the table, that the sweep reads at a time.")
       .def_prop_ro("nbytes", &AnnexPlan::bytes, "Of the annex.");
 
   m.def("plan_annex", &plan_annex, "uses"_a, "workers"_a, nb::kw_only(), "cancel"_a.none() = nb::none(), "row_count"_a,

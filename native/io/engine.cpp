@@ -406,6 +406,11 @@ void Engine::start(std::vector<std::function<void(const Ready&)>> bodies) {
   std::rethrow_exception(failure);
 }
 
+void Engine::start_another(std::function<void()> body) {
+  std::lock_guard lock(queue_mutex_);
+  if (!closing_) threads_.push_back(start_thread("gids-" + name_, std::move(body)));
+}
+
 void Engine::close() {
   if (getpid() != pid_) return;
   std::lock_guard closing(close_mutex_);
@@ -430,6 +435,7 @@ Stats Engine::stats() const {
   const auto lock = lock_stats();
   Stats s = stats_;
   s.in_flight = in_flight_;
+  s.threads = threads_in_use();
   if (in_flight_) s.busy_ns += now_ns() - busy_since_ns_;
   return s;
 }

@@ -83,7 +83,7 @@ struct Options {
   u32 max_read_bytes = 1u << 20;   // largest Read::bytes that will be submitted
   u32 max_merge_bytes = 1u << 17;  // neighboring reads are merged up to this size; 0: never
   bool direct = true;              // O_DIRECT
-  u32 rings = 1;                   // threads of the engine uring where `threads` is 0
+  u32 rings = 1, most_rings = 1;   // threads of the engine uring where `threads` is 0: at first, and at most
   std::vector<int> descriptors{};  // of files that the caller has opened, by path; empty: open the paths
 };
 
@@ -97,6 +97,7 @@ struct Stats {
   u64 busy_ns = 0;      // time with at least one request in flight
   u64 latency_ns = 0;   // sum over requests, submission to completion
   u32 depth_max = 0;    // most requests ever in flight
+  u32 threads = 0;      // that read now
   u32 in_flight = 0;    // now
 };
 
@@ -162,9 +163,18 @@ class Engine {
   // ready, or with what it failed of, which is thrown here after all have ended.
   using Ready = std::function<void(std::exception_ptr)>;
   void start(std::vector<std::function<void(const Ready&)>> bodies);
+  // Starts one more thread, from one of them; not while the engine closes.
+  void start_another(std::function<void()> body);
   // Fills requests from the queue, merging neighbors; returns how many. With `wait`, first sleeps until
   // there is work, the engine closes, or chores_ differs from `chores`.
   u32 take(std::span<Request*> into, bool wait, u64 chores = 0);
+  // Sleeps until f() or the engine closes, for which chores_ must change. False when it closes.
+  template <class F>
+  bool rest_until(const F& f) {
+    std::unique_lock lock(queue_mutex_);
+    queue_cv_.wait(lock, [&] { return closing_ || f(); });
+    return !closing_;
+  }
   // True when the engine is closing and every read has been issued.
   bool drained() const;
   // The kernel answered `result` (bytes or -errno). False: the request goes on and must be issued again.
@@ -174,6 +184,7 @@ class Engine {
   // Adds the tally, then lets the batches of the settled requests finish: so statistics include them.
   void finish(std::span<Request* const> settled, const Stats& tally);
   void add_note(const std::string& text);
+  virtual u32 threads_in_use() const { return options_.threads; }
   // Called with each submission, under the queue mutex: for threads that wait elsewhere than in take().
   virtual void ring_doorbells() {}
 

@@ -5,12 +5,14 @@
 #include <cstring>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "io/clock.h"
 #include "io/file.h"
 #include "io/request.h"
 #include "io/ring.h"
@@ -21,6 +23,14 @@ namespace {
 constexpr u64 chunk_bytes = 1ull << 30;      // the kernel's limit for one buffer
 constexpr u32 chunks_max = 1024;             // entries of the buffer table
 constexpr u64 pinned_bounce_max = 1u << 26;  // a larger pool is not registered: that would make all of it resident
+constexpr u32 base_depth = 256;              // requests that keep a disk busy; more are for further rings
+constexpr u64 counted_ns = 2'000'000;        // how often a thread tells its CPU time
+
+u64 cpu_time(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return static_cast<u64>(t.tv_sec) * 1'000'000'000 + static_cast<u64>(t.tv_nsec);
+}
 
 }  // namespace
 
@@ -42,8 +52,13 @@ void Doorbell::clear() {
 // One thread's ring and requests.
 class UringEngine::Worker {
  public:
-  Worker(UringEngine& engine, Doorbell& doorbell, u32 depth, u32 first_slot)
-      : engine_(engine), doorbell_(doorbell), ring_(depth + 1), requests_(depth) {
+  Worker(UringEngine& engine, Seat& seat, u32 number, u32 depth, u32 first_slot)
+      : engine_(engine),
+        seat_(seat),
+        doorbell_(seat.doorbell),
+        number_(number),
+        ring_(depth + 1),
+        requests_(depth) {
     for (u32 i = 0; i < depth; ++i) {
       requests_[i].slot = engine.bounce_->slot(first_slot + i);
       free_.push_back(&requests_[depth - 1 - i]);
@@ -60,20 +75,35 @@ class UringEngine::Worker {
   }
 
   void run() {
+    const u32 depth = static_cast<u32>(requests_.size());
     while (true) {
-      fill();
+      const bool rests = number_ >= engine_.in_use_;
+      if (!rests) fill();
       if (in_flight() == 0) {
-        if (engine_.drained()) return;
+        if (rests ? !rest() : engine_.drained()) return;
         continue;
       }
       // A full queue is refilled in groups, to save system calls; a queue with room waits for one
       // completion only, and then looks for new batches.
-      enter(free_.empty() ? std::max(1u, static_cast<u32>(requests_.size()) / 16) : 1);
+      enter(free_.empty() ? std::max({1u, std::min(8u, depth / 4), depth / 16}) : 1);
       reap();
+      const u64 now = now_ns();
+      if (now - counted_ns_ >= counted_ns) {
+        seat_.cpu_ns = cpu_time(CLOCK_THREAD_CPUTIME_ID);
+        counted_ns_ = now;
+      }
+      if (number_ == 0) engine_.follow_load(now);
     }
   }
 
  private:
+  // Until the ring is in use again. False when the engine closes.
+  bool rest() {
+    const bool open = engine_.rest_until([&] { return number_ < engine_.in_use_ || chores_ != engine_.chores_; });
+    register_chunks();
+    return open;
+  }
+
   u32 in_flight() const { return static_cast<u32>(requests_.size() - free_.size()); }
 
   void fill() {
@@ -84,6 +114,7 @@ class UringEngine::Worker {
     const u32 n = engine_.take(std::span(taken_).first(room), in_flight() == 0, chores_);
     free_.resize(room - n);
     if (n == room) doorbell_.hungry = false;
+    else seat_.idle = true;
     register_chunks();
     for (u32 i = 0; i < n; ++i) issue(*taken_[i]);
   }
@@ -210,51 +241,119 @@ class UringEngine::Worker {
   static constexpr u32 refusals_max = 1000;
 
   UringEngine& engine_;
+  Seat& seat_;
   Doorbell& doorbell_;
+  const u32 number_;  // of the ring
   std::vector<Fixed> fixed_;  // by address; outlives the ring, which would write into memory that is given back
   Ring ring_;
   std::vector<Request> requests_;
   std::vector<Request*> free_, finished_, again_, taken_;
   u64 chores_ = 0;   // chunks that this ring has seen
+  u64 counted_ns_ = 0;
   u32 refused_ = 0;  // enter() calls refused since the last completion
   bool fixed_files_ = false, buffer_table_ = false;
 };
 
 Options UringEngine::settle_options(Options o) {
+  o.most_rings = o.threads ? 0 : o.most_rings;
   o.threads = std::min(o.threads ? o.threads : o.rings, o.depth);
   return o;
 }
 
+// That may follow the load. Their requests are those beyond what keeps the disks busy.
+u32 UringEngine::extra_rings() const {
+  const u32 rings = options_.threads, base = base_depth * rings;
+  if (options_.most_rings <= rings || options_.depth <= base) return 0;
+  return std::min(options_.most_rings - rings, (options_.depth - base) / extra_depth);
+}
+
 UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
     : Engine("uring", paths, settle_options(options)),
-      bounce_(std::make_shared<BouncePool>(options_.depth, slot_bytes_)) {
+      bounce_(std::make_shared<BouncePool>(options_.depth, slot_bytes_)),
+      in_use_(options_.threads),
+      wanted_(options_.threads, options_.threads + extra_rings()),
+      cpu_ns_(options_.threads + extra_rings()) {
   bounce_bytes_ = bounce_->bytes();
   if (bounce_bytes_ <= pinned_bounce_max) register_memory(bounce_->base(), bounce_bytes_, bounce_);
   std::vector<std::function<void(const Ready&)>> bodies;
   for (u32 i = 0; i < options_.threads; ++i) {
-    const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
-    const u32 last = static_cast<u32>(u64{options_.depth} * (i + 1) / options_.threads);
-    Doorbell& doorbell = *doorbells_.emplace_back(std::make_unique<Doorbell>());
-    bodies.push_back([this, &doorbell, i, first, last](const Ready& ready) {
-      std::unique_ptr<Worker> worker;
-      try {
-        worker = std::make_unique<Worker>(*this, doorbell, last - first, first);
-      } catch (...) {
-        ready(std::current_exception());
-        return;
-      }
-      ready(nullptr);
-      worker->run();
-      worker.reset();
-      std::lock_guard lock(queue_mutex_);  // closing: no submission rings any more
-      doorbells_[i].reset();
-    });
+    Seat& seat = *seats_.emplace_back(std::make_unique<Seat>());
+    bodies.push_back([this, &seat, i](const Ready& ready) { run(i, seat, ready); });
   }
   start(std::move(bodies));
 }
 
+// The thread of a ring.
+void UringEngine::run(u32 ring, Seat& seat, const Ready& ready) {
+  const u32 rings = options_.threads, first = options_.depth - extra_rings() * extra_depth;  // slot of the extra rings
+  auto slot = [&](u32 i) { return i <= rings ? first * u64{i} / rings : first + u64{i - rings} * extra_depth; };
+  std::unique_ptr<Worker> worker;
+  try {
+    const u32 begin = static_cast<u32>(slot(ring)), end = static_cast<u32>(slot(ring + 1));
+    worker = std::make_unique<Worker>(*this, seat, ring, end - begin, begin);
+  } catch (...) {
+    ready(std::current_exception());
+    return;
+  }
+  ready(nullptr);
+  worker->run();
+  worker.reset();
+  std::lock_guard lock(queue_mutex_);  // closing: no submission rings any more
+  seats_[ring].reset();
+}
+
+// Called often, by the first ring's thread.
+void UringEngine::follow_load(u64 now) {
+  const u64 passed = now - looked_ns_;
+  if (wanted_.fixed() || passed < RingCount::window_ns) return;
+  if (refused_.exchange(false)) {
+    wanted_.stop(static_cast<u32>(seats_.size()) - 1);
+    return use(wanted_.count());
+  }
+  RingLoad load{.waiting = true, .busy = true};
+  {
+    std::lock_guard lock(queue_mutex_);
+    for (u32 i = 0; i < in_use_; ++i) {
+      if (!seats_[i]) return;  // closing
+      const u64 cpu = seats_[i]->cpu_ns, spent = cpu - std::exchange(cpu_ns_[i], cpu);
+      load.waiting &= !seats_[i]->idle.exchange(false);
+      load.busy &= spent * 10 >= passed * 9;
+    }
+  }
+  const u64 requests = stats().requests, process = cpu_time(CLOCK_PROCESS_CPUTIME_ID);
+  load.rate = static_cast<double>(requests - std::exchange(requests_, requests)) / static_cast<double>(passed);
+  load.core_free = process - std::exchange(process_ns_, process) + passed <= options_.most_rings * passed;
+  looked_ns_ = now;
+  if (passed < 2 * RingCount::window_ns) use(wanted_.look(load));  // else it slept meanwhile
+}
+
+void UringEngine::use(u32 rings) {
+  if (rings == in_use_) return;
+  if (rings > seats_.size()) {
+    const u32 ring = static_cast<u32>(seats_.size());
+    Seat* seat;
+    try {
+      {
+        std::lock_guard lock(queue_mutex_);
+        seat = seats_.emplace_back(std::make_unique<Seat>()).get();
+      }
+      start_another([this, ring, seat] {
+        run(ring, *seat, [this](std::exception_ptr failure) { refused_ = failure != nullptr; });
+      });
+    } catch (const std::exception&) {
+      refused_ = true;
+    }
+  }
+  {
+    std::lock_guard lock(queue_mutex_);
+    in_use_ = rings;
+  }
+  queue_cv_.notify_all();
+}
+
 void UringEngine::ring_doorbells() {
-  for (const auto& doorbell : doorbells_) doorbell->ring();
+  for (const auto& seat : seats_)
+    if (seat) seat->doorbell.ring();
 }
 
 void UringEngine::register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {

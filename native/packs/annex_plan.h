@@ -16,6 +16,7 @@
 
 namespace gids::packs {
 
+constexpr u32 runs_at_once = 4;   // that are placed by several threads
 constexpr u64 block_bytes = 4096;  // runs, and the groups in which they are written, begin at multiples: direct I/O
 
 // Bytes from one row in the annex, or in a line, to the next: groups of few rows must be whole blocks.

@@ -188,8 +188,8 @@ void note_lives(Uses& uses, Team& team, AnnexPlan& plan, const Check& check) {
 
 void write_moves(Uses& uses, Team& team, AnnexPlan& plan, u64 lines, const Check& check) {
   Lines kept(uses.row_count(), lines, team.threads());
-  std::vector<Run> runs(team.threads());  // that are placed at the same time
-  std::vector<Placer> placers(team.threads(), Placer(plan));
+  std::vector<Run> runs(std::min(team.threads(), runs_at_once));  // that are placed at the same time
+  std::vector<Placer> placers(runs.size(), Placer(plan));
   for (u32 step = 0; step < plan.steps;) {
     u32 found = 0;
     for (; found < runs.size() && step < plan.steps; ++step, ++found) {

@@ -191,6 +191,32 @@ void test_batches_of_several_threads_get_the_bytes_of_the_files(const std::strin
   }
 }
 
+// Reads of files in the page cache keep a ring busy, so that others come and go.
+void test_rings_follow_the_load() {
+  io::Options options;
+  options.depth = 256 + 3 * 64;
+  options.most_rings = 4;
+  options.max_read_bytes = 3 * kPage;
+  options.direct = false;
+  std::mt19937_64 random(9);
+  PageMemory memory(1 << 26);
+  for (int round = 0; round < 3; ++round) {
+    auto engine = io::open_engine("uring", g_paths, options);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(150);
+    while (std::chrono::steady_clock::now() < until) {
+      auto batch = std::make_shared<Recorder>(random_reads(random, 2000, memory));
+      engine->submit(batch);
+      wait(*batch);
+      check(*batch, {});
+    }
+    const io::Stats stats = engine->stats();
+    CHECK(stats.threads >= 1 && stats.threads <= 4);
+    CHECK(stats.depth_max <= engine->depth());
+    if (round) engine->submit(std::make_shared<Recorder>(random_reads(random, 2000, memory)));
+    engine->close();
+  }
+}
+
 void test_close_completes_what_was_submitted(const std::string& kind) {
   auto engine = open(kind, {8, 0, 3 * kPage, 1u << 17, true});
   std::mt19937_64 random(3);
@@ -595,6 +621,7 @@ int main(int argc, char** argv) {
     test_registered_memory_is_kept_until_close_and_not_after(kind);
     test_forgotten_memory_is_given_up_and_its_place_used_again(kind);
     test_an_interrupted_wait_cancels_and_waits_for_what_is_in_flight(kind);
+    if (kind == "uring") test_rings_follow_the_load();
     if (kind == "uring") std::thread(test_a_ring_gives_its_place_in_the_thread_back).join();
     test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(kind);
     test_a_new_batch_does_not_wait_for_a_slow_read_of_the_one_before(kind);

@@ -27,6 +27,20 @@ def test_another_epoch_is_set(loader: gids.NodeLoader, epochs: list[list[Minibat
     assert_all_same(epochs[epoch], loader)
 
 
+def test_a_validation_between_epochs_leaves_what_is_prepared(
+    loader: gids.NodeLoader, epochs: list[list[Minibatch]]
+) -> None:
+    def written() -> int:
+        return int(loader.stats()["packs"]["superbatches"])
+
+    before = written()  # with the third epoch's, or it is still being prepared
+    with open_loader(loader.source, every=50) as validation:
+        for epoch in epochs[2:4]:
+            list(validation)
+            assert_all_same(epoch, loader)
+    assert written() - before <= 2 + 2 + 1, "each epoch and each validation once, and the next epoch"
+
+
 def test_another_sampler_is_set(path: Path, loader: gids.NodeLoader) -> None:
     with open_source(path, "random") as source, open_loader(source) as other:
         for changed in (loader, other):

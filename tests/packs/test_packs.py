@@ -192,16 +192,31 @@ def test_a_wrong_id_is_an_error_of_its_minibatch(path: Path, rows: dict[str, tor
 class Forgetful:
     """A minibatch that reads other rows once it was unpickled."""
 
-    def __init__(self, ids: torch.Tensor) -> None:
-        self.ids = ids
+    def __init__(self, ids: torch.Tensor, become: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.ids, self._become = ids, become
 
     def __reduce__(self) -> Any:
-        return Forgetful, (self.ids[1:],)
+        return _forgetful, (self._become(self.ids),)
 
 
-def test_a_minibatch_that_changes_when_it_is_pickled(path: Path) -> None:
-    stream, _ = attached(path, [Forgetful(torch.arange(5))])
-    with pytest.raises(RuntimeError, match=r"reads 4 rows of 'paper\.feat', and read 5 before"):
+def _forgetful(ids: torch.Tensor) -> Forgetful:
+    if not len(ids):
+        raise LookupError("forgot all")
+    return Forgetful(ids, torch.clone)
+
+
+@pytest.mark.parametrize(
+    ("become", "said"),
+    [
+        (lambda ids: ids[1:], r"minibatch 0 reads other rows of 'paper\.feat' than before it was pickled"),
+        (lambda ids: ids.flip(0), r"minibatch 0 reads other rows of 'paper\.feat'.*in another order"),
+        (lambda ids: ids[:0], r"cannot be read back: LookupError\('forgot all'\); let its sampler"),
+    ],
+    ids=["fewer", "order", "none"],
+)
+def test_a_minibatch_that_changes_when_it_is_pickled(path: Path, become: Any, said: str) -> None:
+    stream, _ = attached(path, [Forgetful(torch.arange(5), become)])
+    with pytest.raises(RuntimeError, match=said):
         next(stream)
 
 
@@ -258,6 +273,7 @@ def test_a_page_that_cannot_be_read(
 
 def test_memory_is_what_stats_says(path: Path) -> None:
     with open_source(path, "pack", 8 * MIB) as source, open_loader(source) as loader:
+        list(loader)  # a first epoch prepares no second one
         found = iter(loader)
         for _ in range(5):
             next(found)

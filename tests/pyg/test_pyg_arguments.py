@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_allocator import HostAllocator
 from pyg_model import CITES, PAPERS, AllNeighbors, assert_all_same
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
@@ -77,6 +78,43 @@ def test_data_in_memory_and_arguments_that_gids_does_not_take_are_refused(
     ):
         with pytest.raises(TypeError, match=f"has no argument '{name}'.*{re.escape(said)}"):
             make(one_path, [2], **{name: 1})
+
+
+def test_pin_memory_pins_every_tensor_before_the_transform(
+    one_path: Path, several_path: Path, pinning: HostAllocator
+) -> None:
+    seen = []
+
+    def look(data: Data | HeteroData) -> Data | HeteroData:
+        tensors = [v for store in data.stores for v in store.values() if isinstance(v, torch.Tensor)]
+        assert len(tensors) > 3
+        seen.append(all(map(pinning.is_pinned, tensors)))
+        return data
+
+    several: Any = {relation: [2, 2] for relation in gids.FeatureStore(several_path).relations}
+    pairs = torch.tensor([[1, 2, 3], [3, 4, 5]])
+    for make, path, counts, seeds in (
+        (gids.pyg.NeighborLoader, one_path, [2, 2], torch.arange(100)),
+        (gids.pyg.NeighborLoader, several_path, several, "author"),
+        (gids.pyg.LinkNeighborLoader, one_path, [2, 2], pairs),
+    ):
+        options: dict[str, Any] = {"batch_size": 2, "seed": 0}
+        with (
+            make(path, counts, seeds, **options, pin_memory=True, transform=look) as loader,
+            make(path, counts, seeds, **options) as other,
+        ):
+            assert_all_same(loader, other)
+    assert len(seen) > 100
+    assert all(seen)
+
+
+@pytest.mark.parametrize("make", LOADERS)
+def test_pin_memory_needs_the_cpu_and_a_driver(make: Any, one_path: Path) -> None:
+    with pytest.raises(ValueError, match="pin_memory=True with device='cuda': minibatches are in the memory"):
+        make(one_path, [2], device="cuda", pin_memory=True)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match=r"no pinned memory allocator|accelerator|NVIDIA"):
+            make(one_path, [2], pin_memory=True)
 
 
 class BothWays(AllNeighbors):

@@ -258,7 +258,7 @@ class DeviceFeatureCache:
             done.synchronize()
         with self._clock("gather_s"):
             self._account(s)
-            self._consumed.append(self._device.current_stream().record_event())
+            self._consumed.append(self._device.record_current())
             self._hand_over(s.outputs)
             error = self._bad_id(s.index, s.ids) or self._overflow(s.index, s.ids)
             lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.index, n, "unresolved")}
@@ -313,7 +313,7 @@ class DeviceFeatureCache:
         self._check_open()
         check_ids(ids, self._states, self._device.torch_device)
         self._wait_for_consumer()
-        self._consumed.append(self._device.current_stream().record_event())
+        self._consumed.append(self._device.record_current())
         tensors, outputs, left = self._on_device(ids), {}, {}
         with self._device.use(self.stream):
             for name, tensor in self._positions(tensors).items():
