@@ -127,7 +127,8 @@ std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vect
                                         u32 depth, u32 threads, u32 rings, u32 most_rings, bool direct,
                                         u32 max_read_bytes, u32 max_merge_bytes, std::vector<int> descriptors) {
   return io::open_engine(kind, {paths.begin(), paths.end()},
-                         {depth, threads, max_read_bytes, max_merge_bytes, direct, rings, most_rings, std::move(descriptors)});
+                         {depth, threads, max_read_bytes, max_merge_bytes, direct, rings, most_rings,
+                          std::move(descriptors)});
 }
 
 // (file system, alignment) of a file opened for direct I/O or not.
@@ -166,7 +167,8 @@ void bind_io(nb::module_& m) {
       .def("close", &io::Engine::close, nb::call_guard<nb::gil_scoped_release>());
 
   m.def("open_engine", &open_engine, nb::arg("kind"), nb::arg("paths"), nb::kw_only(), nb::arg("depth"),
-        nb::arg("threads"), nb::arg("rings"), nb::arg("most_rings"), nb::arg("direct"), nb::arg("max_read_bytes"), nb::arg("max_merge_bytes"),
+        nb::arg("threads"), nb::arg("rings"), nb::arg("most_rings"), nb::arg("direct"),
+        nb::arg("max_read_bytes"), nb::arg("max_merge_bytes"),
         nb::arg("descriptors") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
   m.def("probe_file", &probe_file, nb::arg("path"), nb::kw_only(), nb::arg("direct"));
   m.attr("IO_THREADS_MAX") = u32{io::threads_max};
