@@ -6,7 +6,7 @@
 
 Baseline: gids.io.Engine.read of the same random 4 KiB pages of the same file, in one call, with the same
 engine and depth, without merging, with O_DIRECT. On the queue side host threads play the GPU
-(bench/device_queue.cpp, compiled here): they post rounds, sleep until a round is complete, and copy 64 bytes
+(bench/device_queue.cpp, compiled here): they post rounds, sleep until a round is answered, and copy 64 bytes
 of each page. Sides alternate over new draws of pages; first both read a draw that is compared with the file.
 With a GPU, `bench/gpu.py queue` measures the whole path.
 """

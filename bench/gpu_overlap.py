@@ -1,7 +1,7 @@
 """Does training keep its speed while features are read beside it? Called by gpu.py.
 
 Training is a chain of matrix products on torch's current stream. Beside it a second thread gathers, on
-streams of gids, minibatches whose rows are all read from disk, which a kernel or a copy engine transfers.
+streams of gids, minibatches whose rows are all read from disk.
 Each side is measured alone and beside the other. A ratio near 1 means that the two overlap. The first and the
 last minibatch of every measurement are compared with the source.
 """
@@ -79,12 +79,8 @@ def overlap(bench: Bench) -> None:
     lines = {table.name: min(table.page_count, 4 * bench.sizes.ids)}
     options = {"lines": lines, "heats": {}, "staging_bytes": bench.sizes.staging_bytes}
     train = Matrices(bench)
-    for name, transfer, bar in (
-        ("reads, wait stream", "kernel", BAR),
-        ("reads, transfer copy", "copy", None),
-    ):
-        with open_cache(bench.device, table, transfer=transfer, **options) as cache:
-            _compare(bench, train, name, _minibatches(bench, cache, table, rows), bar)
+    with open_cache(bench.device, table, **options) as cache:
+        _compare(bench, train, _minibatches(bench, cache, table, rows))
     assert torch.isfinite(train.state).all(), "training went wrong"
 
 
@@ -109,7 +105,7 @@ class Matrices:
         return steps / (time.perf_counter() - begun)
 
 
-def _compare(bench: Bench, train: Matrices, name: str, work: Work, bar: float | None) -> None:
+def _compare(bench: Bench, train: Matrices, work: Work) -> None:
     def alone() -> tuple[float, float]:
         with repeated(bench.device, work) as rate:
             time.sleep(bench.sizes.seconds)
@@ -124,9 +120,9 @@ def _compare(bench: Bench, train: Matrices, name: str, work: Work, bar: float | 
     rates = alternate(sides, bench.sizes.rounds)
     trained = [[steps for steps, _ in rates[side]] for side in ("together", "training")]
     worked = [[rate for _, rate in rates[side]] for side in ("together", "alone")]
-    bench.figures.ratio(f"training beside {name}, over alone", *trained, bar=bar)
-    bench.figures.ratio(f"{name}, beside training, over alone", *worked)
-    bench.figures.add(f"{name}, alone", median(worked[1]), "rows/s")
+    bench.figures.ratio("training beside reads, over alone", *trained, bar=BAR)
+    bench.figures.ratio("reads, beside training, over alone", *worked)
+    bench.figures.add("reads, alone", median(worked[1]), "rows/s")
 
 
 def _minibatches(bench: Bench, cache: DeviceFeatureCache, table: Table, rows: torch.Tensor) -> Work:

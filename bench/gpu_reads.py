@@ -1,9 +1,9 @@
 """How fast are pages and extents of files read into device memory? Called by gpu.py.
 
 queue: distinct random pages of 4 KiB, new in each round, past the page cache, in turn: by the engine in
-sorted batches, three in flight, into host memory; and by kernels that post requests, wait for the service and
-copy the pages into device memory, with both kinds of wait. All bytes of every round are compared, of the last
-one too, when each slot was used many times.
+sorted batches, three in flight, into host memory; and by kernels that post requests, whose pages a copy
+engine brings into device memory. All bytes of every round are compared, of the last one too, when each slot
+was used many times.
 
 extents: of 64 KiB and of 1 MiB in random order, new in each round, past the page cache, in turn: by the
 engine into host memory, which is the disk's rate; by the engine through pinned staging into device memory;
@@ -33,7 +33,6 @@ QUEUE = {
     "rounds": (7, 1),  # each uses every slot `pages` / (slots of `staging_bytes`) times
     "depth": (512, 64),
     "staging_bytes": (256 << 20, 256 << 10),
-    "rounds_ahead": (8, 8),  # the last one's pages are copied while nothing is read
 }
 EXTENTS = {
     "file_bytes": (2 << 30, 4 << 20),
@@ -62,34 +61,38 @@ def queue(bench: Bench) -> None:
     rng = np.random.default_rng(3)
     stream = device.new_stream()
     out = device.empty((sizes.pages, PAGE_BYTES), torch.uint8)
-    errors = device.empty((sizes.pages,), torch.int32)
     count = torch.tensor([sizes.pages], dtype=torch.int64).to(device.torch_device)
     on_host = np.zeros((sizes.pages, PAGE_BYTES), np.uint8)
-    drawn = [rng.permutation(page_count)[: sizes.pages] for _ in range(3 * (sizes.rounds + 1))]
+    drawn = [rng.permutation(page_count)[: sizes.pages] for _ in range(2 * (sizes.rounds + 1))]
     device.current_stream().synchronize()
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
             gids.io.open_engine([path], depth=sizes.depth, max_read_bytes=PAGE_BYTES)
         )
         tables = [QueueTable(page_count, 0, 1, PAGE_BYTES)]
-        options = {"staging_bytes": sizes.staging_bytes, "rounds_max": sizes.rounds_ahead}
-        queues = {
-            wait: stack.enter_context(DeviceQueue(device, engine, tables, wait=wait, **options))
-            for wait in ("stream", "warp")
-        }
+        made = DeviceQueue(device, engine, tables, stream=stream, staging_bytes=sizes.staging_bytes)
+        queue = stack.enter_context(made)
 
-        def by_queue(wait: str) -> float:
+        def read(requests: torch.Tensor) -> None:
+            """The pages of requests go to out."""
+            begins = range(0, sizes.pages, queue.round_max)
+            posts = iter(begins)
+            for begin in begins:
+                while queue.room and (first := next(posts, None)) is not None:
+                    queue.post(0, requests, count, first)
+                part = out[begin : begin + queue.round_max]
+                device.copy(stream, part, queue.take(len(part)).pages)
+
+        def by_queue() -> float:
             """Pages per second."""
             pages = drawn.pop()
-            requests = torch.from_numpy(pages).to(device.torch_device)  # table 0: a request is its page
-            read = queues[wait].read_pages
+            requests = torch.from_numpy(pages).to(device.torch_device)
             out.zero_()
-            errors.fill_(-1)
             device.current_stream().synchronize()
-            seconds = host_seconds(stream, lambda: read(stream, requests, count, 0, out, errors))
-            assert not errors.any(), "a request failed"
+            seconds = host_seconds(stream, lambda: read(requests))
+            assert queue.stats()["failed"] == 0, "a request failed"
             if wrong := wrong_pages(out, requests):
-                raise AssertionError(f"wait {wait}: {wrong} of {len(pages)} pages are wrong")
+                raise AssertionError(f"{wrong} of {len(pages)} pages are wrong")
             return len(pages) / seconds
 
         def by_engine() -> float:
@@ -97,14 +100,13 @@ def queue(bench: Bench) -> None:
             batches = [np.sort(pages[i : i + _BATCH]) for i in range(0, len(pages), _BATCH)]
             return read_pages(engine, batches, on_host)[0]
 
-        sides = {"stream": lambda: by_queue("stream"), "warp": lambda: by_queue("warp"), "engine": by_engine}
+        sides = {"queue": by_queue, "engine": by_engine}
         for side in sides.values():
             side()
         speeds = alternate(sides, sizes.rounds)
-        note = f"{engine.name}, depth {sizes.depth}, rounds of {queues['stream'].round_max}"
-    for wait, bar in (("stream", 0.9), ("warp", None)):
-        name = f"queue path, wait {wait}, over the engine on the host"
-        bench.figures.ratio(name, speeds[wait], speeds["engine"], bar=bar, note=note)
+        note = f"{engine.name}, depth {sizes.depth}, rounds of {queue.round_max}"
+    name = "queue path over the engine on the host"
+    bench.figures.ratio(name, speeds["queue"], speeds["engine"], bar=0.9, note=note)
     for side, rates in speeds.items():
         bench.figures.add(f"random pages of 4 KiB, {side}", median(rates), "pages/s")
 

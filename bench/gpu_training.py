@@ -1,7 +1,7 @@
 """How fast does GraphSAGE train on a GPU from features on disk, and where does the time go? Called by gpu.py.
 
 A synthetic graph with features of several times the cache; plain PyTorch. Sides: gids.NodeLoader with its
-cache in device memory, which a kernel or a copy engine fills (transfer=); the same loader with its cache in
+cache in device memory; the same loader with its cache in
 host memory, moving features to the device; and torch indexing of the memory-mapped table, moved to the
 device, with the same sampler, once with the read-ahead that Linux has by default and once with MADV_RANDOM.
 All have the same minibatches, model and initial weights. Each side waits for every loss; one more run of the
@@ -87,9 +87,8 @@ def training(bench: Bench) -> None:
     same = "minibatches of cpu and cuda are the same, bit for bit"
     bench.figures.add(same, compare.identical(), "minibatches")
     sides = {
-        "cuda": lambda: compare.on_device("kernel"),
-        "cuda, transfer copy": lambda: compare.on_device("copy"),
-        "cuda, losses not waited for": lambda: compare.on_device("kernel", wait=False),
+        "cuda": compare.on_device,
+        "cuda, losses not waited for": lambda: compare.on_device(wait=False),
         "cpu, moved": compare.on_host,
         "mapped, moved": compare.mapped,
         "mapped with MADV_RANDOM, moved": lambda: compare.mapped(random=True),
@@ -104,8 +103,6 @@ def training(bench: Bench) -> None:
     rates = {name: [run.rows / run.total_s for run in side] for name, side in runs.items()}
     for name in ("cpu, moved", "mapped, moved", "mapped with MADV_RANDOM, moved"):
         bench.figures.ratio(f"training rows/s, cuda over {name}", rates["cuda"], rates[name])
-    copied = rates["cuda, transfer copy"]
-    bench.figures.ratio("training rows/s, transfer copy over kernel", copied, rates["cuda"])
     unwaited = rates["cuda, losses not waited for"]
     bench.figures.ratio("training rows/s, losses not waited for", unwaited, rates["cuda"])
     for name, side in runs.items():
@@ -156,8 +153,8 @@ class Comparison:
         self._cache_bytes = int(spec.feature_bytes * self._sizes.cache_share)
         print(f"{spec.node_count:,} rows of {spec.row_bytes} B", flush=True)
 
-    def on_device(self, transfer: str, *, wait: bool = True) -> Run:
-        with closing(self._loader("cuda", transfer)) as loader:
+    def on_device(self, *, wait: bool = True) -> Run:
+        with closing(self._loader("cuda")) as loader:
             return self._run(((m, m.features[TABLE]) for m in loader), loader.stats, wait=wait)
 
     def on_host(self) -> Run:
@@ -187,17 +184,16 @@ class Comparison:
     def identical(self) -> int:
         """Compare some minibatches of the loaders. Returns their number."""
         compared = 0
-        for transfer in ("kernel", "copy"):
-            with closing(self._loader("cpu")) as host, closing(self._loader("cuda", transfer)) as other:
-                for a, b in islice(zip(host, other, strict=True), _COMPARED):
-                    assert_same_minibatch(a, b)
-                    assert_same_rows(b.features[TABLE], a.features[TABLE].view(torch.int32))
-                    chosen = a.input_nodes[:64]
-                    assert torch.equal(a.features[TABLE][:64], self._table.read_rows(chosen)), "other rows"
-                    compared += 1
+        with closing(self._loader("cpu")) as host, closing(self._loader("cuda")) as other:
+            for a, b in islice(zip(host, other, strict=True), _COMPARED):
+                assert_same_minibatch(a, b)
+                assert_same_rows(b.features[TABLE], a.features[TABLE].view(torch.int32))
+                chosen = a.input_nodes[:64]
+                assert torch.equal(a.features[TABLE][:64], self._table.read_rows(chosen)), "other rows"
+                compared += 1
         return compared
 
-    def _loader(self, device: str, transfer: str = "kernel") -> NodeLoader:
+    def _loader(self, device: str) -> NodeLoader:
         gids.io.drop_page_cache(self._store.path)
         sizes = self._sizes
         rows_bytes = sizes.batch_size * 4 * sizes.dim * int(np.prod(np.add(sizes.fanouts, 1)))
@@ -208,7 +204,7 @@ class Comparison:
             reads="random",
             memory=memory if device == "cpu" else None,
             device_memory=memory,
-            tuning=gids.Tuning(cache=self._cache_bytes, staging=sizes.staging_bytes, transfer=transfer),
+            tuning=gids.Tuning(cache=self._cache_bytes, staging=sizes.staging_bytes),
         )
         options = {"tables": [TABLE], "batch_size": sizes.batch_size, "seed": 0, "device": device}
         return NodeLoader(source, self._train, sizes.fanouts, **options)

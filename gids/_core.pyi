@@ -183,23 +183,19 @@ def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...
 def why_no_uring() -> str: ...
 
 # native/bind/queue.cpp
-QUEUE_TABLE_SHIFT: int
-"""A request is page | table << this."""
-QUEUE_TABLES_MAX: int
 QUEUE_SLOT_UNIT: int
-"""A staging page is a multiple of this many bytes."""
-QUEUE_DOORBELLS: int
-"""The most rounds of a pair that are posted and not collected."""
-QUEUE_PAIRS_MAX: int
+"""The longest page is rounded up to a multiple of this many bytes."""
+QUEUE_ROUNDS_MAX: int
+"""The most rounds that are posted and not copied."""
+QUEUE_COUNT_BITS: int
+"""An answer is the number of failed requests | (round + 1) << this."""
 IO_THREADS_MAX: int
 SCRATCH_STRIPE_BYTES: int
 
 class QueueMemory:
-    """Queue pairs in memory that host and device share. The engine and the service keep it alive."""
+    """A queue pair in memory that host and device share. The engine and the service keep it alive."""
 
-    def __init__(
-        self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_ns: int
-    ) -> None: ...
+    def __init__(self, *, staging_bytes: int, slot_bytes: int, rounds_max: int, spin_ns: int) -> None: ...
     @property
     def address(self) -> int:
         """Host address of the shared memory."""
@@ -209,14 +205,14 @@ class QueueMemory:
     def local_bytes(self) -> int:
         """Bytes of the posting side's own memory, which must be zeroed."""
     @property
-    def depth(self) -> int:
-        """Number of slots of a pair."""
+    def round_max(self) -> int:
+        """The most requests of a round."""
     @property
     def slot_bytes(self) -> int: ...
-    def pair(self, pair: int, shared: int, local: int) -> bytes:
-        """The bytes of a gids::queue::Pair, with device addresses of shared and local memory."""
-    def offsets(self, pair: int) -> tuple[int, int, int]:
-        """Offsets in shared memory of the word that counts complete rounds, the statuses, the staging."""
+    def pair(self, shared: int, local: int) -> bytes:
+        """The bytes of the gids::queue::Pair, with device addresses of shared and local memory."""
+    def offsets(self, round: int) -> tuple[int, int]:
+        """Offsets in shared memory of a round's answer and of its pages."""
 
 class QueueService:
     """The thread that answers requests.
@@ -232,7 +228,7 @@ class QueueService:
         *,
         timeout_ms: int,
     ) -> None: ...
-    def arm(self, pair: int) -> int:
+    def arm(self) -> int:
         """Announce a kernel that posts a round; returns the round's number. It must be launched."""
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...

@@ -41,8 +41,8 @@ from gids.inference.layers import (
     per_type,
 )
 from gids.io import queue_depth
+from gids.io.device.device_queue import queue_device_bytes
 from gids.loader import FeatureLoader
-from gids.loader.memory import request_queue_bytes
 from gids.loader.options import explain_names
 from gids.loader.row_source import Tables, check_table_fits, chosen_tables, default_tables
 from gids.loader.source import Dataset, Source, as_source
@@ -361,7 +361,7 @@ class Run:
         tables, options = list(inputs.tables.values()), self._source.options
         pages_bytes = sum(8 * t.page_count for t in tables)
         if self._device.type == "cuda":
-            queue = request_queue_bytes(options, tables) if tables else 0
+            queue = queue_device_bytes(options.staging, [t.page_bytes for t in tables]) if tables else 0
             return pages_bytes + order_bytes(tables) + SMALL_BYTES + queue
         shards = [shard for t in tables for shard in t.shard_paths]
         depth = options.queue_depth or queue_depth(shards, options.engine)

@@ -23,12 +23,11 @@ from gids import _core, cuda
 from gids.cache import FeatureCache, HostBudget, MemoryPlan
 from gids.cache.budget import OTHERS, Sizes, available_bytes, row_orders
 from gids.cache.device import DeviceBudget, DeviceFeatureCache
-from gids.cache.device.reads import COPY_BUFFERS
 from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
 from gids.errors import MissingError
+from gids.io.device.device_queue import queue_device_bytes
 from gids.io.device.kvikio_reader import open_extent_reader
-from gids.io.disks import disk_count
 from gids.loader.options import MAX_PLANNED
 from gids.loader.rows import Cache, EpochInput, Ids
 from gids.loader.stats import is_size
@@ -397,13 +396,6 @@ class HostPlacement(Placement):
         return purposes | kept
 
 
-def request_queue_bytes(options: Options, tables: Sequence[Table]) -> int:
-    """Device memory of the request queue, and of the buffers for rounds of its reads."""
-    slots = options.staging // max(t.page_bytes for t in tables)
-    buffers = 1 if options.wait == "warp" else COPY_BUFFERS if options.transfer == "copy" else 0
-    return 8 * slots + buffers * (options.staging + 8 * slots) // options.rounds
-
-
 class DevicePlacement(Placement):
     """Lines in device memory and pinned host memory; features in device memory."""
 
@@ -428,7 +420,7 @@ class DevicePlacement(Placement):
 
     def _budget_of(self, **common: Any) -> DeviceBudget:
         return DeviceBudget(
-            bounce_bytes=request_queue_bytes(self._options, self.tables),
+            bounce_bytes=queue_device_bytes(self._options.staging, [t.page_bytes for t in self.tables]),
             host_cache_bytes=self._host_cache_bytes,
             **common,
         )
@@ -452,18 +444,9 @@ class DevicePlacement(Placement):
                 host_policy=options.host_policy,
                 output_dtype=self._dtype,
                 check_crc=options.check_crc,
-                wait=options.wait,
-                transfer=options.transfer,
                 staging_bytes=options.staging,
-                rounds_max=options.rounds,
-                pairs=options.pairs or self._usual_pairs(),
                 reader=reader,
             )
-
-    def _usual_pairs(self) -> int:
-        """A thread serves a pair, and one thread is enough for two SSDs."""
-        disks = disk_count(shard for t in self.tables for shard in t.shard_paths)
-        return max(1, min(disks // 2, self._options.rounds))
 
     def memory(self) -> dict[str, int]:
         return {} if self.cache is None else self.cache.memory() | {"minibatches": self.held_bytes}

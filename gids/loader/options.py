@@ -34,16 +34,13 @@ _KNOWN = {
     "engine": ("auto", "uring", "threads", "mmap"),
     "reads": get_args(Reads),
     "host_policy": ("lookahead", "static"),
-    "wait": ("stream", "warp"),
-    "transfer": ("kernel", "copy"),
 }
 _MOST = {
     "planned": MAX_PLANNED,
     "queue_depth": MOST_DEPTH,
     "io_threads": _core.IO_THREADS_MAX,
-    "pairs": _core.QUEUE_PAIRS_MAX,
 }
-_WHOLE = {*_MOST, "rounds", "window", "threads"}
+_WHOLE = {*_MOST, "window", "threads"}
 
 
 Size = int | float | str
@@ -70,15 +67,8 @@ class Tuning:
         direct: read past the page cache with O_DIRECT (default True).
         host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them
             like the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
-        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
-            or ``"warp"`` (warps poll, as in BaM).
-        transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
-            few blocks of a kernel) or ``"copy"`` (a copy engine; takes 2 x staging / rounds on the device).
-        staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
-        rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
-            round holds staging / rounds bytes of pages of one table; there are at least two per table.
-        pairs: on CUDA, queue pairs, 1 to 1024, each with a thread. Rounds go to the pairs in turn. Default:
-            one per two SSDs, at most one per round.
+        staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``). Half as much
+            device memory takes them, less with more than two tables.
 
     Raises ValueError for a value out of its range, TypeError for a number that is not whole.
     """
@@ -91,11 +81,7 @@ class Tuning:
     io_threads: int | None = None
     direct: bool = True
     host_policy: Literal["lookahead", "static"] = "lookahead"
-    wait: Literal["stream", "warp"] = "stream"
-    transfer: Literal["kernel", "copy"] = "kernel"
     staging: Size = "256MiB"
-    rounds: int = 4
-    pairs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cache", "staging"):
@@ -110,10 +96,6 @@ class Tuning:
         for name, most in _MOST.items():
             if (count := getattr(self, name)) is not None and not 1 <= count <= most:
                 raise ValueError(f"{name} must be 1 to {most} (got {count})")
-        pairs = self.pairs or 1
-        most_rounds = _core.QUEUE_DOORBELLS * pairs
-        if not 1 <= self.rounds <= most_rounds:
-            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={pairs} (got {self.rounds})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,7 @@ class OwningService {
       list.push_back({page_count, first_file, file_count, page_bytes, checksums ? checksums->data() : nullptr});
       if (checksums) checksums_.push_back(*checksums);
     }
-    std::vector<queue::Pair> pairs;
-    for (u32 p = 0; p < memory.pairs(); ++p) pairs.push_back(memory.pair(p, nullptr));
-    service_ = std::make_unique<io::QueueService>(engine, std::move(list), std::move(pairs), memory.shared(),
+    service_ = std::make_unique<io::QueueService>(engine, std::move(list), memory.pair(nullptr), memory.shared(),
                                                   timeout_ms);
     engine->register_memory(memory_.get(), memory_bytes_, memory_);
   }
@@ -71,20 +69,19 @@ class OwningService {
   std::unique_ptr<io::QueueService> service_;
 };
 
-io::QueueMemory* make_memory(u64 staging_bytes, u32 slot_bytes, u32 pairs, u32 rounds_max, u64 spin_ns) {
-  return new io::QueueMemory({staging_bytes, slot_bytes, pairs, rounds_max, spin_ns});
+io::QueueMemory* make_memory(u64 staging_bytes, u32 slot_bytes, u32 rounds_max, u64 spin_ns) {
+  return new io::QueueMemory({staging_bytes, slot_bytes, rounds_max, spin_ns});
 }
 
-nb::bytes pair_bytes(const io::QueueMemory& memory, u32 pair, u64 shared, u64 local) {
-  const queue::Pair q = memory.pair(pair, shared, local);
+nb::bytes pair_bytes(const io::QueueMemory& memory, u64 shared, u64 local) {
+  const queue::Pair q = memory.pair(shared, local);
   return nb::bytes(&q, sizeof q);
 }
 
-// Where a pair's words and pages are, from the beginning of the shared memory: completed, statuses, staging.
-std::tuple<u64, u64, u64> offsets(const io::QueueMemory& memory, u32 pair) {
-  const queue::Pair q = memory.pair(pair, u64{0}, u64{0});
-  const auto at = [](const void* p) -> u64 { return reinterpret_cast<uintptr_t>(p); };
-  return {at(q.completed), at(q.statuses), at(q.staging)};
+// Where a round's answer and pages are, from the beginning of the shared memory.
+std::tuple<u64, u64> offsets(const io::QueueMemory& memory, u64 round) {
+  const queue::Pair q = memory.pair(u64{0}, u64{0});
+  return {reinterpret_cast<uintptr_t>(q.answer(round)), reinterpret_cast<uintptr_t>(q.pages(round))};
 }
 
 nb::dict stats(const OwningService& service) {
@@ -103,27 +100,24 @@ nb::dict stats(const OwningService& service) {
 }  // namespace
 
 void bind_queue(nb::module_& m) {
-  m.attr("QUEUE_TABLE_SHIFT") = queue::page_bits;
-  m.attr("QUEUE_TABLES_MAX") = queue::tables_max;
   m.attr("QUEUE_SLOT_UNIT") = queue::slot_unit;
-  m.attr("QUEUE_DOORBELLS") = queue::doorbells;
-  m.attr("QUEUE_PAIRS_MAX") = u32{io::QueueOptions::pairs_max};
+  m.attr("QUEUE_ROUNDS_MAX") = queue::rounds_limit;
+  m.attr("QUEUE_COUNT_BITS") = queue::count_bits;
 
   nb::class_<io::QueueMemory>(m, "QueueMemory")
-      .def(nb::new_(&make_memory), nb::kw_only(), "staging_bytes"_a, "slot_bytes"_a, "pairs"_a, "rounds_max"_a,
-           "spin_ns"_a)
+      .def(nb::new_(&make_memory), nb::kw_only(), "staging_bytes"_a, "slot_bytes"_a, "rounds_max"_a, "spin_ns"_a)
       .def_prop_ro("address", [](const io::QueueMemory& q) { return reinterpret_cast<uintptr_t>(q.shared().get()); })
       .def_prop_ro("shared_bytes", &io::QueueMemory::shared_bytes)
       .def_prop_ro("local_bytes", &io::QueueMemory::local_bytes)
-      .def_prop_ro("depth", &io::QueueMemory::depth)
+      .def_prop_ro("round_max", &io::QueueMemory::round_max)
       .def_prop_ro("slot_bytes", &io::QueueMemory::slot_bytes)
-      .def("pair", &pair_bytes, "pair"_a, "shared"_a, "local"_a)
-      .def("offsets", &offsets, "pair"_a);
+      .def("pair", &pair_bytes, "shared"_a, "local"_a)
+      .def("offsets", &offsets, "round"_a);
 
   nb::class_<OwningService>(m, "QueueService")
       .def(nb::init<std::shared_ptr<io::Engine>, const std::vector<Table>&, const io::QueueMemory&, u32>(), "engine"_a,
            "tables"_a.noconvert(), "memory"_a, nb::kw_only(), "timeout_ms"_a)
-      .def("arm", [](const OwningService& s, u32 pair) { return s.get().arm(pair); }, "pair"_a)
+      .def("arm", [](const OwningService& s) { return s.get().arm(); })
       .def("stats", &stats)
       .def("close", [](const OwningService& s) { s.get().close(); }, nb::call_guard<nb::gil_scoped_release>());
 }

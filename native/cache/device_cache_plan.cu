@@ -155,7 +155,7 @@ extern "C" __global__ void gids_retire_window(const device::Table* table, device
 
 // Writes the addresses of a plan's arrays. A kernel, because a copy from host memory would wait for the stream.
 extern "C" __global__ void gids_describe_misses(device::Misses* misses, u64* keys, u32* values, u64 mask,
-                                                gids::queue::Request* requests, u32* scores, u32* lines, u32* slots) {
+                                                u64* requests, u32* scores, u32* lines, u32* slots) {
   if (thread_index() == 0) *misses = {{keys, values, mask}, requests, scores, lines, slots};
 }
 
@@ -188,7 +188,7 @@ extern "C" __global__ void gids_look_up(const device::Table* table, device::Coun
     const u64 index = draw(counters->misses, missing);
     if (missing) {
       const u32 bucket = score::of_miss(static_cast<score::Policy>(t.policy), w, static_cast<u32>(planned), next_step);
-      m.requests[index] = gids::queue::request(static_cast<u32>(t.number), page);
+      m.requests[index] = page;
       m.scores[index] = bucket;
       m.lines[index] = device::bypassed;
       atomicAdd(&histogram[bucket], 1u);
@@ -263,7 +263,7 @@ extern "C" __global__ void gids_admit_pages(const device::Table* table, device::
     count(counters->loads, admitted);
     count(counters->bypasses, inside && !admitted);
     if (admitted) {
-      const u64 page = gids::queue::page_of(m.requests[i]);
+      const u64 page = m.requests[i];
       const u32 line = m.slots[slot];
       word::admit(t.words[page], line);
       t.owners[line] = page + 1;

@@ -2,10 +2,10 @@
 // without a line, into the output, converting them if needed. Launched by gids/cache/device/feature_cache.py on the
 // stream that planned. Grids may have any size; blocks are multiples of 32 threads.
 #include "gids/device_cache.h"
+#include "gids/request_queue.h"
 #include "gids/row_copy.h"
 
 namespace device = gids::device;
-namespace queue = gids::queue;
 namespace word = gids::word;
 using gids::gather_rows;
 using gids::i64;
@@ -29,29 +29,29 @@ __device__ u64 round_size(const device::Counters& counters, u64 first, u64 round
 
 }  // namespace
 
-// The pages of one round, as it was posted from misses [first, first + round_max): into the lines that they won,
-// which become RESIDENT. A page that could not be read gives its line back. A warp copies a page.
-extern "C" __global__ __launch_bounds__(256,
-                                        4) void gids_fill_lines(const device::Table* table, device::Counters* counters,
-                                                                const device::Misses* misses, u64 first, u64 round_max,
-                                                                const queue::Pair* pair, u64 number, const u8* buffer,
-                                                                const int* errors, const u64* statuses) {
+// The pages of one round, as it was posted from misses [first, first + round_max): from the copy of the round into the
+// lines that they won, which become RESIDENT. A page that could not be read gives its line back; so do all without an
+// answer, as the round was given up. A warp copies a page.
+extern "C" __global__ __launch_bounds__(256, 4) void gids_fill_lines(const device::Table* table,
+                                                                     device::Counters* counters,
+                                                                     const device::Misses* misses, u64 first,
+                                                                     u64 round_max, u64 number, const u8* pages,
+                                                                     const u64* answer) {
   const device::Table t = *table;
   const device::Misses m = *misses;
-  const device::Round round{pair, number, buffer, errors, statuses, t.page_bytes};
   const u64 size = round_size(*counters, first, round_max);
   for (u64 i = warp_index(); i < size; i += warp_count()) {
     const u32 line = m.lines[first + i];
     const bool bypassed = line == device::bypassed;
-    const bool failed = __any_sync(~0u, round.error(i) != 0);  // all lanes asked, and all go the same way
+    const bool failed = !answer || gids::queue::outcome(answer, number, i) != 0;
     if (!failed && bypassed) continue;
     if (!failed) {
-      const u64 from = lane() == 0 ? address(round.page(i)) : 0;
+      const u64 from = lane() == 0 ? address(pages + i * t.page_bytes) : 0;
       gids::copy_rows(gids::Same<gids::Bytes16>{}, from, t.line(line), 1, static_cast<u32>(t.page_bytes / 16), lane());
     }
     __syncwarp();  // the lanes' stores come before lane 0's release
     if (lane() != 0) continue;
-    u64& w = t.words[queue::page_of(m.requests[first + i])];
+    u64& w = t.words[m.requests[first + i]];
     if (!failed) {
       word::publish(w);
       continue;
@@ -61,19 +61,17 @@ extern "C" __global__ __launch_bounds__(256,
       t.owners[line] = 0;
     }
     m.lines[first + i] = device::failed;
-    local_ref<u64>(counters->failures).fetch_add(1, gids::memory_order_relaxed);
+    if (answer) local_ref<u64>(counters->failures).fetch_add(1, gids::memory_order_relaxed);
   }
 }
 
-// Rows of the round's pages that won no line, from where the round read them to.
+// Rows of the round's pages that won no line, from its copy.
 extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_round(
-    const device::Table* table, device::Counters* counters, const device::Misses* misses, u64 first,
-    u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer, const int* errors, const u64* statuses,
-    const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, const float* scales) {
+    const device::Table* table, device::Counters* counters, const device::Misses* misses, u64 first, u64 round_max,
+    const u8* pages, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, const float* scales) {
   if (counters->bypasses == 0) return;
   const device::Table t = *table;
   const device::Misses m = *misses;
-  const device::Round round{pair, number, buffer, errors, statuses, t.page_bytes};
   const u64 size = round_size(*counters, first, round_max);
   if (size == 0) return;
   gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales, &counters->overflowed}, [&](u64 i) -> u64 {
@@ -84,7 +82,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_round(
     if (cell == gids::PageSet::none) return 0;
     const u64 index = m.set.values[cell];  // of a page that was LOADING: beyond every round
     if (index < first || index - first >= size || m.lines[index] != device::bypassed) return 0;
-    return address(round.page(index - first)) + t.offset_in_page(ids[i]);
+    return address(pages + (index - first) * t.page_bytes) + t.offset_in_page(ids[i]);
   });
 }
 

@@ -1,6 +1,6 @@
 #include "io/queue_memory.h"
 
-#include <bit>
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <stdexcept>
@@ -14,7 +14,6 @@ namespace {
 
 constexpr u64 memory_page = 4096;
 constexpr u64 sector = 128;  // of a GPU's caches: words of different writers do not share one
-constexpr u64 depth_max = u64{1} << 24;
 
 void require(bool fine, const std::string& what) {
   if (!fine) throw std::invalid_argument("request queue: " + what);
@@ -33,51 +32,37 @@ struct Carver {
 };
 
 void carve_shared(Carver& c, queue::Pair& q) {
-  q.entries = c.take<queue::Submission>(q.depth());
-  q.rung = c.take<u64>(queue::doorbells);
+  q.entries = c.take<u64>(u64{q.rounds_max} * q.round_max);
+  q.doorbells = c.take<u64>(q.rounds_max);
   q.abandoned = c.take<u64>(1);
-  q.statuses = c.take<u64>(q.depth());
-  q.completed = c.take<u64>(1);
-  q.staging = c.take<u8>(q.depth() * q.slot_bytes, memory_page);
+  q.answers = c.take<u8>(q.rounds_max * q.answer_bytes);
+  q.staging = c.take<u8>(q.rounds_max * q.round_bytes, memory_page);
 }
 
-void carve_local(Carver& c, queue::Pair& q) {
-  q.head = c.take<u64>(1);
-  q.covered = c.take<u64>(1);
-  q.arrived = c.take<u64>(1);
-  q.starts = c.take<u64>(queue::doorbells);
-  q.turns = c.take<u64>(q.depth());
-}
+void carve_local(Carver& c, queue::Pair& q) { q.arrived = c.take<u64>(1); }
 
 }  // namespace
 
 QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
-  require(
-      options.pairs >= 1 && options.pairs <= QueueOptions::pairs_max,
-      "pairs must be 1 to " + std::to_string(QueueOptions::pairs_max) + " (got " + std::to_string(options.pairs) + ")");
   require(options.slot_bytes >= queue::slot_unit && options.slot_bytes % queue::slot_unit == 0,
           "slot_bytes must be a positive multiple of " + std::to_string(queue::slot_unit) + " (got " +
               std::to_string(options.slot_bytes) + ")");
-  require(options.rounds_max >= 1 && options.rounds_max <= queue::doorbells,
-          "rounds_max must be 1 to " + std::to_string(queue::doorbells) + " (got " +
+  require(options.rounds_max >= 1 && options.rounds_max <= queue::rounds_limit,
+          "rounds_max must be 1 to " + std::to_string(queue::rounds_limit) + " (got " +
               std::to_string(options.rounds_max) + ")");
-  const u64 slots = options.staging_bytes / options.pairs / options.slot_bytes;
-  const u64 least = std::bit_ceil(u64{options.rounds_max});  // a page for each round, in a power of two
-  require(slots >= least, "staging_bytes is " + std::to_string(options.staging_bytes) + "; " +
-                              std::to_string(options.pairs) + " pairs of at least " + std::to_string(least) +
-                              " pages of " + std::to_string(options.slot_bytes) + " B need " +
-                              std::to_string(u64{options.pairs} * least * options.slot_bytes));
-  depth_ = std::bit_floor(slots);
-  require(depth_ <= depth_max, "a pair can have at most 2^24 slots: use more pairs or less staging");
+  const u64 pages = options.staging_bytes / options.rounds_max / options.slot_bytes;
+  require(pages >= 1, "staging_bytes is " + std::to_string(options.staging_bytes) + "; " +
+                          std::to_string(options.rounds_max) + " rounds of at least a page of " +
+                          std::to_string(options.slot_bytes) + " B need " +
+                          std::to_string(u64{options.rounds_max} * options.slot_bytes));
+  round_max_ = static_cast<u32>(std::min<u64>(pages, queue::round_limit));
 
-  queue::Pair q = pair(0, nullptr);
+  queue::Pair q = pair(nullptr);
   Carver shared{0}, local{0};
   carve_shared(shared, q);
   carve_local(local, q);
-  pair_bytes_ = align_up(shared.used, memory_page);
-  pair_local_bytes_ = align_up(local.used, sector);
-  shared_bytes_ = pair_bytes_ * options.pairs;
-  local_bytes_ = pair_local_bytes_ * options.pairs;
+  shared_bytes_ = align_up(shared.used, memory_page);
+  local_bytes_ = align_up(local.used, sector);
 
   void* m = mmap(nullptr, shared_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (m == MAP_FAILED) throw std::bad_alloc();
@@ -88,19 +73,18 @@ QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
              }};
 }
 
-queue::Pair QueueMemory::pair(u32 i, std::byte* local) const {
-  return pair(i, reinterpret_cast<uintptr_t>(shared_.get()), reinterpret_cast<uintptr_t>(local));
+queue::Pair QueueMemory::pair(std::byte* local) const {
+  return pair(reinterpret_cast<uintptr_t>(shared_.get()), reinterpret_cast<uintptr_t>(local));
 }
 
-queue::Pair QueueMemory::pair(u32 i, u64 shared, u64 local) const {
+queue::Pair QueueMemory::pair(u64 shared, u64 local) const {
   queue::Pair q{};
   q.spin_ns = options_.spin_ns;
-  q.depth_log2 = static_cast<u32>(std::countr_zero(depth_));
-  q.slot_bytes = options_.slot_bytes;
   q.rounds_max = options_.rounds_max;
-  q.round_max = static_cast<u32>(depth_ / options_.rounds_max);
-  Carver theirs{shared + i * pair_bytes_};
-  Carver own{local + i * pair_local_bytes_};
+  q.round_max = round_max_;
+  q.round_bytes = align_up(u64{round_max_} * options_.slot_bytes, memory_page);
+  q.answer_bytes = align_up(sizeof(u64) + sizeof(int) * u64{round_max_}, sector);
+  Carver theirs{shared}, own{local};
   carve_shared(theirs, q);
   carve_local(own, q);
   return q;

@@ -1,22 +1,20 @@
-// The service threads of the request queue: the host's end of the queue pairs of gids/request_queue.h. They play
-// the NVMe controller: take submissions, have an Engine read their pages into the staging slots, and answer. Each
-// pair has a thread of its own; with fewer cores than pairs, threads serve several.
-// Called by the owner of the queue (the GPU cache, or a test), which lends it the pairs' memory. Makes no CUDA
+// The service thread of the request queue: the host's end of the queue pair of gids/request_queue.h. It plays the NVMe
+// controller: takes rounds, has an Engine read their pages into staging, and answers.
+// Called by the owner of the queue (the GPU cache, or a test), which lends it the pair's memory. Makes no CUDA
 // call and takes no GIL; knows files and pages, and nothing of lines, steps or kernels.
 //
 // Life:  construct -> arm() before each kernel that posts -> ... -> close()
-// * a thread sleeps (on an eventfd) while every armed round of its pairs is complete; from arm() until then it polls,
-//   backing off to 50 us when there is nothing to do.
-// * every request that is taken is answered once: by its read, by the time-out, or by close().
-// * after close() `completed` is queue::closed: every waiter is released and every request that was not answered
-//   counts as canceled. The service closes by itself when a poster gave up waiting: then the queue
-//   is broken.
+// * the thread sleeps (on an eventfd) while every armed round is answered; from arm() until then it polls, backing off
+//   to 50 us when there is nothing to do.
+// * every request that is taken gets one error or none: from its read, the time-out, or close(). A round is answered
+//   when all its requests are, after the rounds before it.
+// * after close() every answer is queue::closed: every waiter is released, and all requests of rounds that were not
+//   copied count as canceled. The service closes by itself when a poster gave up waiting: then the queue is broken.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <thread>
 #include <vector>
 
@@ -39,30 +37,30 @@ struct QueueTable {
 };
 
 struct QueueStats {
-  u64 taken = 0;      // submissions
+  u64 taken = 0;      // requests
   u64 failed = 0;     // answered with an error
   u64 timed_out = 0;  // of these: no completion in time
   u64 corrupt = 0;    // of these: the page has another checksum
   u64 late = 0;       // completions that came after the answer
-  u64 rounds = 0;     // complete
-  u64 sleeps = 0;     // times that a thread went to sleep with nothing armed
+  u64 rounds = 0;     // answered
+  u64 sleeps = 0;     // times that the thread went to sleep with nothing armed
 };
 
 class QueueService {
  public:
-  // Requests name tables by their index. The memory of the pairs must be zeroed and stay valid until close()
-  // returns; of the staging, `owner` is kept until the engine has ended every read, also those that were
-  // answered without it. Throws std::invalid_argument for pairs, tables and an engine that do not fit each other.
-  QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTable> tables, std::vector<queue::Pair> pairs,
+  // Rounds name a table by its index. The memory of the pair must be zeroed and stay valid until close() returns; of
+  // the staging, `owner` is kept until the engine has ended every read, also those that were answered without it.
+  // Throws std::invalid_argument for a pair, tables and an engine that do not fit each other.
+  QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTable> tables, const queue::Pair& pair,
                std::shared_ptr<void> owner, u32 timeout_ms = 30'000);
   ~QueueService();  // close()
   QueueService(const QueueService&) = delete;
   QueueService& operator=(const QueueService&) = delete;
 
-  // Announces that a kernel will post a round to this pair. Returns the round's number (0, 1, 2, ...), for
-  // the kernel and for the wait. A kernel that was armed must be launched. Any thread. Throws
-  // std::runtime_error after close(), in a forked child, and when the queue is broken.
-  u64 arm(u32 pair);
+  // Announces that a kernel will post a round. Returns the round's number (0, 1, 2, ...), for the kernel and for the
+  // wait. A kernel that was armed must be launched. Throws std::runtime_error after close(), in a forked child, and
+  // when the queue is broken.
+  u64 arm();
 
   // Takes no more, cancels the reads that were not issued (ECANCELED), waits for those that were (each for the
   // rest of its time-out, at most), and releases every waiter. Idempotent; does nothing in a forked child.
@@ -75,19 +73,18 @@ class QueueService {
   class Pair;
   class Reads;
   struct Wake;
-  struct Worker;
 
-  void run(Worker& worker);
-  void finish(Worker& worker);
+  void run();
 
   const pid_t pid_;
   const u64 timeout_ns_;
   std::shared_ptr<Engine> engine_;
-  std::vector<std::shared_ptr<Pair>> pairs_;
+  const std::shared_ptr<Wake> wake_;
+  std::shared_ptr<Pair> pair_;
   std::atomic<u64> sleeps_{0};
   std::atomic<bool> stop_{false};
   std::mutex close_mutex_;
-  std::vector<std::unique_ptr<Worker>> workers_;  // pair p is with worker p % size
+  std::thread thread_;
 };
 
 }  // namespace gids::io

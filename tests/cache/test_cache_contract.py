@@ -42,22 +42,20 @@ from gids.errors import StorageError
 
 @pytest.fixture(
     params=[
-        *("host", "emulated"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("emulated-warp", "emulated-copy")),
-        *(pytest.param(kind, marks=pytest.mark.gpu) for kind in ("cuda", "cuda-warp", "cuda-copy")),
+        "host",
+        "emulated",
+        pytest.param("cuda", marks=pytest.mark.gpu),
     ]
 )
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     device: Device | None = None
-    kind, _, how = request.param.partition("-")
-    if kind == "cuda":
+    if request.param == "cuda":
         device = request.getfixturevalue("gpu")
-    elif kind == "emulated":
+    elif request.param == "emulated":
         seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
         print(f"emulator seed {seed}")
         device = emulator.EmulatedDevice(seed)
     options: dict[str, Any] = {"threads": 2} if device is None else {}
-    options |= {"warp": {"wait": "warp"}, "copy": {"transfer": "copy"}}.get(how, {})
     with Make(device, **options) as made:
         yield made
     if isinstance(device, emulator.EmulatedDevice):

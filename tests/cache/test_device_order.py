@@ -37,13 +37,12 @@ def opened(device: LateDevice, table: RawTable, **options: Any) -> Iterator[Devi
     device.close()
 
 
-@pytest.fixture(params=[("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")])
+@pytest.fixture
 def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFeatureCache]:
     seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
     print(f"emulator seed {seed}")
     device = LateDevice(seed)
-    wait, transfer = request.param
-    with opened(device, table, host_lines=20, wait=wait, transfer=transfer) as made:
+    with opened(device, table, host_lines=20) as made:
         yield made
 
 

@@ -64,7 +64,7 @@ def test_a_dropped_cache_ends_its_queue_and_unmaps(device: Device, table: RawTab
         gc.collect()
         assert gone() is None
         with pytest.raises(RuntimeError, match="closed"):
-            queue.read_pages(device.current_stream(), *[torch.empty(0)] * 2, 0, *[torch.empty(0)] * 2)  # type: ignore[arg-type]
+            queue.take(0)
 
 
 def test_after_its_queue_ended_the_cache_raises_and_close_removes_all_marks(
@@ -86,7 +86,7 @@ def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:
     device = EmulatedDevice()
     device.empty(123_456, torch.uint8)  # which torch keeps, for whoever uses torch
     with Make(device, staging_bytes=32 * 4096) as make:
-        cache = make(table, 12, transfer="copy")
+        cache = make(table, 12)
         for _batch, _features in windowed(cache, batches_of(table, 3), 2, 2):
             pass
         del _features

@@ -232,7 +232,8 @@ def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, t
         PinnedGraph(graph, device, topology_on="host").close()
         with open_engine([path]) as engine:
             PinnedExtentReader(device, engine, [path], staging_bytes=1 << 16).close()
-            DeviceQueue(device, engine, [QueueTable(16, 0, 1, 4096)], staging_bytes=1 << 16).close()
+            tables, stream = [QueueTable(16, 0, 1, 4096)], device.new_stream()
+            DeviceQueue(device, engine, tables, stream=stream, staging_bytes=1 << 16).close()
     finally:
         device.numa_node, device.map_host = before, map_host  # type: ignore[method-assign]
     assert found == ["prefer:0"] * 5  # of the topology: indptr, indices

@@ -291,16 +291,15 @@ def test_layers_get_rows_on_the_device(
     close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("how", [{"transfer": "copy"}, {"wait": "warp"}], ids=str)
 def test_blocks_leave_room_for_the_buffers_of_a_device(
-    tmp_path: Path, device: Device, cuda_is: Callable[[Device], None], how: Any, caplog: Any
+    tmp_path: Path, device: Device, cuda_is: Callable[[Device], None], caplog: Any
 ) -> None:
     cuda_is(device)
     rows = torch.randn(1000, 256)
     with DatasetWriter(tmp_path / "one.gids") as writer:
         writer.write_table("node", "_N", "feat", rows)
         writer.write_graph(RELATION, *random_in_edges(1000, 1000, 1))
-    tuning = gids.Tuning(staging=2 << 20, rounds=2, **how)
+    tuning = gids.Tuning(staging=2 << 20)
     source = gids.open(tmp_path / "one.gids", device_memory=4 << 20, window=2, tuning=tuning)
     result = layerwise([lambda block, h: h[: block.num_dst, :3]], source, device="cuda")
     assert torch.equal(result.values, rows[:, :3])  # type: ignore[arg-type]

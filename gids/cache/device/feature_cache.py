@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,11 +89,7 @@ class DeviceFeatureCache:
         output_dtype: float32, float16 or bfloat16, for tables of these dtypes and of int8 with a scale. None:
             the stored dtype; float32 for int8 with a scale.
         check_crc: compare every page that is read with its checksum.
-        transfer: how pages cross the bus with wait "stream": "kernel": a few blocks of a kernel read them;
-            "copy": a copy engine copies rounds into device memory, and kernels read them there. Rounds whose
-            size the host does not know yet, and tables with shorter pages than the longest, use kernels.
-        wait, staging_bytes, rounds_max, pairs: see :class:`gids.io.device.DeviceQueue`.
-            A round holds pages of one table; there are at least two rounds per table.
+        staging_bytes: see :class:`gids.io.device.DeviceQueue`.
         reader: reads the preloaded pages, see gids.io.device.extents. None: the engine, through host memory.
         preload_hottest: fill lines with the hottest pages at construction.
 
@@ -117,11 +113,7 @@ class DeviceFeatureCache:
         host_policy: str = "lookahead",
         output_dtype: torch.dtype | None = None,
         check_crc: bool = False,
-        wait: Literal["stream", "warp"] = "stream",
-        transfer: Literal["kernel", "copy"] = "kernel",
         staging_bytes: int = 256 << 20,
-        rounds_max: int = 4,
-        pairs: int = 1,
         reader: ExtentReader | None = None,
         preload_hottest: bool = True,
     ) -> None:
@@ -141,13 +133,7 @@ class DeviceFeatureCache:
         )
         queue_tables = _queue_tables(tables, check_crc)
         self._queue = DeviceQueue(
-            device,
-            engine,
-            queue_tables,
-            staging_bytes=staging_bytes,
-            rounds_max=min(_core.QUEUE_DOORBELLS * pairs, max(rounds_max, 2 * len(tables))),
-            pairs=pairs,
-            wait=wait,
+            device, engine, queue_tables, stream=self.stream, staging_bytes=staging_bytes
         )
         mapped: list[HostArray] = []
         self._pid = os.getpid()
@@ -156,7 +142,7 @@ class DeviceFeatureCache:
         with device.use(self.stream):
             self._counters = Counters(device, self._kernels, list(near))
             mapped.append(self._counters.shown)
-            self._reads = Reads(device, self.stream, self._queue, self._kernels, self._counters, transfer)
+            self._reads = Reads(self._queue, self._kernels, self._counters)
             for number, t in enumerate(tables):
                 kept = far[t.name] if host_policy == "static" else 0
                 state = TableState(
@@ -243,7 +229,11 @@ class DeviceFeatureCache:
                 for plan in s.plans:
                     most = self._reads.rounds_for(plan.most_misses)
                     for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
-                        self._post(plan)
+                        while self._reads.full and self._flights[0] is not s:
+                            self._collect()
+                        if self._reads.full:  # of rounds whose size the host does not know: _settle() goes on
+                            break
+                        self._reads.post(plan)
                 # Collect for the next two minibatches only: their rows cross the bus while the consumer
                 # computes and while the pages of later ones are read.
                 soon = min(self._retired + 1, step - 1)
@@ -303,14 +293,11 @@ class DeviceFeatureCache:
             return
         while self._flights:
             s = self._flights[0]
-            for plan in s.plans:
-                self._reads.abandon(plan)
+            self._reads.abandon(s.plans)
             self._land(s)
         self.stream.synchronize()
         for s in list(self._steps.values()):
             if s.planned:
-                for plan in s.plans:
-                    self._reads.settle(plan)
                 self._account(s)
             self.retire(s.number)
         self.stream.synchronize()
@@ -369,7 +356,6 @@ class DeviceFeatureCache:
         if os.getpid() == self._pid:
             self._states.clear()
             self._pools.clear()
-            self._reads.free()
 
     # --- statistics ---
 
@@ -408,7 +394,7 @@ class DeviceFeatureCache:
             **self._fixed_bytes,
             "window": sum(t["step_bytes"] for t in tables),
             "outputs": self._output_bytes(),
-            "scratch": self._counters.nbytes + self._reads.nbytes + sum(t["scratch_bytes"] for t in tables),
+            "scratch": self._counters.nbytes + sum(t["scratch_bytes"] for t in tables),
             "queue": queue["queue"],
             "host lines": sum(t["host_lines_bytes"] for t in tables),
             "staging": queue["staging"] + self._counters.shown.bytes.nbytes,
@@ -436,11 +422,6 @@ class DeviceFeatureCache:
             buffers = None if misses is None else self._pools[name].take(misses)
         return Plan(index, state, counters, ids, out, buffers)
 
-    def _post(self, plan: Plan) -> None:
-        while self._reads.full:
-            self._collect()
-        self._reads.post(plan)
-
     def _collect(self) -> None:
         self._reads.collect()
         self._gather_complete()
@@ -454,10 +435,12 @@ class DeviceFeatureCache:
                 raise RuntimeError(f"planning of step {s.number} was interrupted: close the stream")
             s.counted.synchronize()
             for plan in s.plans:
-                needed = self._reads.settle(plan)
-                self._usual_rounds[plan.state.table.name] = needed
-                while plan.posted < needed:
-                    self._post(plan)
+                self._usual_rounds[plan.state.table.name] = self._reads.settle(plan)
+            for plan in s.plans:
+                while plan.posted < self._usual_rounds[plan.state.table.name]:
+                    while self._reads.full:
+                        self._collect()
+                    self._reads.post(plan)
             s.settled = True
         self._gather_complete()
 
@@ -473,7 +456,7 @@ class DeviceFeatureCache:
         """Enqueue the gather of the steps whose rounds are all collected."""
         while self._flights:
             s = self._flights[0]
-            if not s.settled or any(plan.uncollected for plan in s.plans):
+            if not s.settled or any(plan.collected < plan.posted for plan in s.plans):
                 return
             for plan in s.plans:
                 self._kernels.gather_lines(plan)

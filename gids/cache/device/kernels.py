@@ -6,54 +6,33 @@ native/cache/device_cache_plan.cu and device_cache_rows.cu.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gids import _core
 from gids.cache.device.state import MissBuffers, TableState
-from gids.io.device.device_queue import BUS_BLOCKS
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Stream
+    from gids.io.device.device_queue import Round
 
 _PLAN = "cache/device_cache_plan.cu"
 _ROWS = "cache/device_cache_rows.cu"
 _THREADS = 256
 _WARPS = _THREADS // 32
+_BUS_BLOCKS = 32
+"""The most blocks of a kernel that is bounded by the bus. Bandwidth times delay is about 80 KB, which a few
+blocks have in flight; more would only keep registers from the kernels of training."""
 _GATHER_WAVES = 4  # blocks of gids_gather_lines per multiprocessor; see its launch bounds
 
 
-@dataclass(frozen=True)
-class RoundPages:
-    """The misses [first, first + size) of a step and where their pages are: a device::Round."""
-
-    first: int
-    size: int
-    pair: torch.Tensor | int = 0
-    number: int = 0
-    buffer: torch.Tensor | int = 0
-    errors: torch.Tensor | int = 0
-    statuses: torch.Tensor | int = 0
-
-    @property
-    def over_bus(self) -> bool:
-        """Whether kernels read the pages in host memory."""
-        return isinstance(self.buffer, int)
-
-    @property
-    def arguments(self) -> tuple[torch.Tensor | int, ...]:
-        """For kernels."""
-        return self.first, self.size, self.pair, self.number, self.buffer, self.errors, self.statuses
-
-
-@dataclass
-class Seen:
+class Seen(NamedTuple):
     """A plan's counters, once the host has seen them."""
 
-    misses: int | None = None
-    bypasses: int | None = None
+    misses: int
+    bypasses: int
 
 
 @dataclass
@@ -61,7 +40,7 @@ class Plan:
     """One table of a planned step, or of reading through: its rows go to out.
 
     index: of its counters, which are int64[WORDS] on the device. misses: None for reading through. posted:
-    rounds, of which uncollected are not collected.
+    rounds, of which the first ones are collected. seen: None until the host has waited for its counters.
     """
 
     index: int
@@ -71,8 +50,8 @@ class Plan:
     out: torch.Tensor
     misses: MissBuffers | None
     posted: int = 0
-    uncollected: int = 0
-    seen: Seen = field(default_factory=Seen)
+    collected: int = 0
+    seen: Seen | None = None
 
     @property
     def buffers(self) -> MissBuffers:
@@ -132,17 +111,17 @@ class CacheKernels:
         self._by_item(_PLAN, "gids_take_lines", scanned, *table, pages, choice, *at)
         self._by_item(_PLAN, "gids_admit_pages", unique, *table, pages, choice, shown)
 
-    def fill(self, plan: Plan, pages: RoundPages, most: int) -> None:
-        """Copy a round's pages into their lines. most: upper bound of its pages."""
-        over_bus = pages.over_bus or plan.state.host_lines > 0
-        blocks = min(-(-most // _WARPS), BUS_BLOCKS if over_bus else 8 * self._device.sm_count)
+    def fill(self, plan: Plan, first: int, size: int, pages: Round | None) -> None:
+        """Copy the misses [first, first + size) into their lines. pages: None frees the lines."""
+        blocks = _BUS_BLOCKS if plan.state.host_lines else 8 * self._device.sm_count
+        at = (0, 0, 0) if pages is None else pages
         records = (plan.state.record, plan.counters, plan.buffers.record)
-        self._launch(_ROWS, "gids_fill_lines", blocks, *records, *pages.arguments)
+        self._launch(_ROWS, "gids_fill_lines", min(-(-size // _WARPS), blocks), *records, first, size, *at)
 
-    def gather_round(self, plan: Plan, pages: RoundPages) -> None:
+    def gather_round(self, plan: Plan, first: int, size: int, pages: Round) -> None:
         """Copy rows of a round's pages that have no line into the output."""
         records = (plan.state.record, plan.counters, plan.buffers.record)
-        self._gather("gids_gather_round", plan, pages.over_bus, *records, *pages.arguments)
+        self._gather("gids_gather_round", plan, False, *records, first, size, pages.pages)
 
     def gather_lines(self, plan: Plan, left: torch.Tensor | int = 0) -> None:
         """Copy rows that are in lines into the output. left: int64[n], gets the positions of the others."""
@@ -167,7 +146,7 @@ class CacheKernels:
         *records: torch.Tensor | int,
         left: tuple[torch.Tensor | int, ...] = (),
     ) -> None:
-        n, most = len(plan.ids), BUS_BLOCKS if over_bus else _GATHER_WAVES * self._device.sm_count
+        n, most = len(plan.ids), _BUS_BLOCKS if over_bus else _GATHER_WAVES * self._device.sm_count
         rows = (plan.ids, n, plan.out, *plan.state.row_copy, *left)
         self._launch(_ROWS, kernel, min(-(-n // _WARPS), most), *records, *rows)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import cycle
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,14 +19,12 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.device.kernels import CacheKernels, Plan, RoundPages, Seen
+from gids.cache.device.kernels import CacheKernels, Plan, Seen
 from gids.cache.device.state import RESIDENT, Counters, TableState
-from gids.cuda.device import CACHE_PRIORITY
 from gids.errors import StorageError
-from gids.io.device.device_queue import DeviceQueue, Round
+from gids.io.device.device_queue import DeviceQueue
 
 if TYPE_CHECKING:
-    from gids.cuda.device import Device, Event, Stream
     from gids.io import Engine
     from gids.io.device.device_queue import QueueTable
     from gids.io.device.extents import ExtentReader
@@ -38,68 +35,15 @@ _BLOCK = 1 << 24  # bincount makes 8 bytes of each page's heat
 
 Pages = npt.NDArray[np.int64]
 
-COPY_BUFFERS = 2
-"""With transfer="copy": one is filled by the copy engine while kernels take the other one's pages."""
-
-
-class CopyBuffer:
-    """A round's pages and statuses in device memory. used: after it, the last kernel has read them."""
-
-    def __init__(self, device: Device, rows: int, slot_bytes: int) -> None:
-        self.pages = device.empty((rows * slot_bytes,), torch.uint8)
-        self.statuses = device.empty((rows,), torch.int64)
-        self.used: Event | None = None
-
 
 class Reads:
-    """Posts rounds and takes their pages. Enqueues kernels on the stream and never blocks.
+    """Posts rounds and takes their pages. Enqueues kernels on the stream and never blocks."""
 
-    With transfer="copy", copies have a stream of their own: one round is copied while kernels take another.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        stream: Stream,
-        queue: DeviceQueue,
-        kernels: CacheKernels,
-        counters: Counters,
-        transfer: str,
-    ) -> None:
-        self._stream = stream
+    def __init__(self, queue: DeviceQueue, kernels: CacheKernels, counters: Counters) -> None:
         self._queue = queue
         self._kernels = kernels
         self._counters = counters
-        self._rounds: deque[tuple[Plan, int, Round]] = deque()  # (plan, index of the first miss, round)
-        warps, copied = queue.wait_kind == "warp", queue.wait_kind == "stream" and transfer == "copy"
-        rows = queue.round_max
-        # Warps put a round's pages into it. The next round on the stream reuses it.
-        self._buffer = device.empty((rows * queue.slot_bytes if warps else 0,), torch.uint8)
-        self._errors = device.empty((rows if warps else 0,), torch.int32)
-        count = COPY_BUFFERS if copied else 0
-        self._buffers = [CopyBuffer(device, rows, queue.slot_bytes) for _ in range(count)]
-        self._next_buffer = cycle(self._buffers)
-        # Of the priority of the stream, which waits for words too: other streams share no channel with it.
-        self._copies = device.new_stream(CACHE_PRIORITY) if copied else stream
-        self._copies.wait_stream(stream)  # which made the buffers
-        for buffer in self._buffers:
-            device.hand_over(buffer.pages, stream, self._copies)
-            device.hand_over(buffer.statuses, stream, self._copies)
-        # By pair: tickets of the rounds whose size is known, and the later rounds.
-        self._tickets = [0] * queue.pairs
-        self._unsized: list[deque[tuple[Seen, int, int]]] = [deque() for _ in range(queue.pairs)]
-        self._first_tickets: dict[int, int] = {}  # of rounds that are not collected, by their index
-
-    @property
-    def nbytes(self) -> int:
-        """Device memory without the queue's."""
-        copied = sum(buffer.pages.nbytes + buffer.statuses.nbytes for buffer in self._buffers)
-        return self._buffer.nbytes + self._errors.nbytes + copied
-
-    def free(self) -> None:
-        """Release the device memory, after the last round."""
-        self._buffer = self._errors = torch.empty(0)
-        self._buffers, self._next_buffer = [], cycle([])
+        self._rounds: deque[Plan] = deque()  # of each round that is posted and not collected
 
     def rounds_for(self, misses: int) -> int:
         """Number of rounds for this number of missing pages."""
@@ -108,97 +52,50 @@ class Reads:
     @property
     def full(self) -> bool:
         """Whether a round must be collected before the next is posted."""
-        return len(self._rounds) >= self._queue.rounds_max
+        return self._queue.room == 0
 
     def post(self, plan: Plan) -> None:
         """Post the next round of a plan's misses. There must be room."""
-        queue, first = self._queue, plan.posted * self._queue.round_max
         count = self._counters.misses(plan.index, plan.state.table.name)
-        if queue.wait_kind == "stream":
-            round = queue.post(self._stream, plan.buffers.requests, count, first)
-            self._rounds.append((plan, first, round))
-            self._unsized[round.index % queue.pairs].append((plan.seen, first, round.index))
-            plan.posted += 1
-            plan.uncollected += 1
-            return
-        rows, page_bytes = len(self._errors), plan.state.table.page_bytes
-        to = self._buffer[: rows * page_bytes].view(rows, page_bytes)
-        queue.read_pages(self._stream, plan.buffers.requests, count, first, to, self._errors)
+        first = plan.posted * self._queue.round_max
+        self._queue.post(plan.state.number, plan.buffers.requests, count, first)
+        self._rounds.append(plan)
         plan.posted += 1
-        self._take(plan, RoundPages(first, rows, buffer=to, errors=self._errors), rows_too=True)
 
     def settle(self, plan: Plan) -> int:
         """Note what a plan misses, and return the rounds that it needs. The host has seen its counters."""
         table = plan.state.table.name
-        plan.seen.misses = self._counters.seen(plan.index, table, "misses")
-        plan.seen.bypasses = self._counters.seen(plan.index, table, "bypasses")
+        plan.seen = Seen(*(self._counters.seen(plan.index, table, name) for name in Seen._fields))
         return self.rounds_for(plan.seen.misses)
 
     def collect(self) -> None:
-        """Copy the oldest round's pages into lines, and rows of pages without a line into the output."""
-        plan, first, round = self._rounds[0]
-        pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
-        ticket = self._first_ticket(round)
-        if self._buffers and ticket is not None and plan.state.table.page_bytes == self._queue.slot_bytes:
-            self._copy(plan, round, pages, ticket)
-        else:
-            with self._queue.reading(self._stream, round):
-                self._take(plan, pages, rows_too=True)
+        """Copy the oldest round's pages into lines, and rows of pages without a line into the output.
+
+        Its plan must be settled: the host knows the size of the round.
+        """
+        plan = self._rounds[0]
+        assert plan.seen is not None
+        first = plan.collected * self._queue.round_max
+        size = max(0, min(self._queue.round_max, plan.seen.misses - first))
+        pages = self._queue.take(size)
         self._rounds.popleft()
-        plan.uncollected -= 1
+        plan.collected += 1
+        if size:
+            self._kernels.fill(plan, first, size, pages)
+            if plan.seen.bypasses:
+                self._kernels.gather_round(plan, first, size, pages)
 
-    def _copy(self, plan: Plan, round: Round, pages: RoundPages, ticket: int) -> None:
-        """Take the round's pages from a buffer. ticket: of its first page; it tells where the pages are."""
-        assert plan.seen.misses is not None
-        size, buffer = self._size(plan.seen.misses, pages.first), next(self._next_buffer)
-        if buffer.used is not None:
-            self._copies.wait_event(buffer.used)
-        with self._queue.reading(self._copies, round):
-            rows = buffer.pages.view(-1, self._queue.slot_bytes)[:size]
-            self._queue.copy(self._copies, round, ticket, rows, buffer.statuses[:size])
-        self._stream.wait_event(self._copies.record_event())
-        self._take(plan, replace(pages, buffer=buffer.pages, statuses=buffer.statuses), rows_too=True)
-        buffer.used = self._stream.record_event()
-
-    def _first_ticket(self, round: Round) -> int | None:
-        """The ticket of a round's first request, if the host knows it. Forgets it."""
-        pair = round.index % self._queue.pairs
-        unsized = self._unsized[pair]
-        while unsized and (misses := unsized[0][0].misses) is not None:
-            _, first, index = unsized.popleft()
-            if index >= round.index:
-                self._first_tickets[index] = self._tickets[pair]
-            self._tickets[pair] += self._size(misses, first)
-        return self._first_tickets.pop(round.index, None)
-
-    def _size(self, misses: int, first: int) -> int:
-        """Requests of a round."""
-        return min(self._queue.round_max, max(0, misses - first))
-
-    def abandon(self, plan: Plan) -> None:
-        """Give up a plan of the oldest step: free the lines of pages that were not read, copy no rows."""
-        while plan.uncollected:
-            mine, first, round = self._rounds[0]
-            self._first_ticket(round)
-            pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
-            try:
-                with self._queue.reading(self._stream, round):
-                    self._take(mine, pages, rows_too=False)
-            except RuntimeError:  # the queue is closed or broken: no more pages come
-                self._take(mine, RoundPages(first, self._queue.round_max), rows_too=False)
-            self._rounds.popleft()
-            mine.uncollected -= 1
-        first = plan.posted * self._queue.round_max
-        if first < plan.most_misses:
-            self._take(plan, RoundPages(first, plan.most_misses - first), rows_too=False)
-
-    def _take(self, plan: Plan, pages: RoundPages, *, rows_too: bool) -> None:
-        most = plan.most_misses if plan.seen.misses is None else plan.seen.misses
-        most = min(pages.size, max(0, most - pages.first))
-        if most:
-            self._kernels.fill(plan, pages, most)
-            if rows_too and plan.seen.bypasses != 0:
-                self._kernels.gather_round(plan, pages)
+    def abandon(self, plans: Sequence[Plan]) -> None:
+        """Give up the plans of the oldest step: wait for its reads, free the lines of missing pages."""
+        firsts = [plan.collected * self._queue.round_max for plan in plans]
+        while any(plan.collected < plan.posted for plan in plans):
+            plan = self._rounds.popleft()
+            plan.collected += 1
+            with suppress(RuntimeError):  # the queue is closed or broken: no more pages come
+                self._queue.take(0)
+        for plan, first in zip(plans, firsts, strict=True):
+            if first < plan.most_misses:
+                self._kernels.fill(plan, first, plan.most_misses - first, None)
 
 
 def preload(

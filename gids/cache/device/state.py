@@ -116,7 +116,7 @@ class TableState:
             *(self.words.data_ptr(), self.owners.data_ptr(), self.near.data_ptr(), self.far.address),
             *(lines, lines + host_lines, replaced),
             *(table.row_count, table.rows_per_page, table.row_bytes, table.page_bytes),
-            *(number, _core.DEVICE_POLICIES[policy]),
+            _core.DEVICE_POLICIES[policy],
         ]
         self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
         self._scales = None
@@ -257,7 +257,7 @@ def row_copy(form: RowForm) -> tuple[int, int, int]:
 
 
 SMALL_BYTES = 1 << 20
-"""Upper bound of the counters, the histograms and what each pair of the request queue takes."""
+"""Upper bound of the counters and the histograms."""
 
 OWNER_BYTES = 8
 """Device memory per line beside its page: the number of the page that it holds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gids.io.device.device_queue import DeviceQueue, QueueTable, Round, requests_of
+    from gids.io.device.device_queue import DeviceQueue, QueueTable, Round
 
-__all__ = ["DeviceQueue", "QueueTable", "Round", "requests_of"]
+__all__ = ["DeviceQueue", "QueueTable", "Round"]
 
 
 def __getattr__(name: str) -> Any:  # imports torch on first use

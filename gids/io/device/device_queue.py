@@ -1,20 +1,17 @@
-"""The request queue: kernels request pages, host threads read them, the stream or the warps wait.
+"""The request queue: kernels request pages, a host thread reads them, a copy engine brings them.
 
 Called by the GPU cache. Knows tables as files of pages, but not lines, steps or rows. The words in memory are
-described in native/include/gids/request_queue.h, the host threads in native/io/queue_service.h.
+described in native/include/gids/request_queue.h, the host thread in native/io/queue_service.h.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +19,18 @@ import torch
 
 from gids import _core
 from gids.closing import Closing
-from gids.cuda.device import Argument, Device, Event, Mapping, Stream
+from gids.cuda.device import CACHE_PRIORITY, Device, Event, Mapping, Stream
 from gids.cuda.host_memory import prefer_node
 from gids.io.engine import Engine
 
 _UNIT = "io/request_queue.cu"
 _THREADS = 256
-_WARPS = _THREADS // 32
-_SLOT_UNIT: int = _core.QUEUE_SLOT_UNIT
 _BLOCKS_PER_SM = 8
-BUS_BLOCKS = 32
-"""The most blocks of a kernel that is bounded by the bus. Bandwidth times delay is about 80 KB, which a few
-blocks have in flight; more would only keep registers from the kernels of training."""
-_SPINNING_THREADS = 1024
-_SPINNING_WARPS = _SPINNING_THREADS // 32
-_SPINNING_WARPS_PER_SM = 8
-"""The warps of a kernel that polls. They fill a quarter of the multiprocessors; the others stay free."""
+_SLOT_UNIT: int = _core.QUEUE_SLOT_UNIT
+ROUNDS = 4
+"""Rounds that are posted at the same time, if there are at most two tables."""
+_BUFFERS = 2
+"""One is filled by the copy engine while kernels take the other one's pages."""
 
 
 class QueueTable(NamedTuple):
@@ -54,62 +47,60 @@ class QueueTable(NamedTuple):
     checksums: npt.NDArray[np.uint32] | None = None
 
 
-def requests_of(table: int, pages: torch.Tensor) -> torch.Tensor:
-    """The requests, int64[n], for pages, int64[n], of a table (its index in the queue's tables)."""
-    if not 0 <= table < _core.QUEUE_TABLES_MAX:
-        raise ValueError(f"table must be 0 to {_core.QUEUE_TABLES_MAX - 1} (got {table})")
-    return pages | table << _core.QUEUE_TABLE_SHIFT
+class Round(NamedTuple):
+    """The pages of a round in device memory, for kernels on the queue's stream.
 
-
-@dataclass(eq=False)
-class Round:
-    """The requests that one kernel posted. Their pages stay in the queue until they are collected.
-
-    number: the round's number for kernels. pair: uint8 tensor in device memory that holds one
-    ``gids::queue::Pair``; kernels take its address as ``const queue::Pair*``. Made by
-    :meth:`DeviceQueue.post`.
+    number: of the round. pages: uint8[n], the page of request i at i * page_bytes. answer: int64[n], for
+    ``queue::outcome(answer, number, i)``, the error of request i, or 0.
     """
 
-    _owner: _core.QueueService
-    index: int
-    """Over all pairs."""
     number: int
-    pair: torch.Tensor
-    _limit: int  # the most requests that it holds
-    _posted: Event | None = None
-    _waited_on: list[Stream] = field(default_factory=list)
-    _collected: bool = False
+    pages: torch.Tensor
+    answer: torch.Tensor
+
+
+class _Posted(NamedTuple):
+    number: int
+    table: int
+    event: Event
+
+
+def _answer_words(requests: int) -> int:
+    return 1 + -(-requests // 2)
+
+
+def rounds_of(tables: int) -> int:
+    """The rounds that a queue for this many tables has: at least two for each, up to a limit."""
+    return min(max(ROUNDS, 2 * tables), _core.QUEUE_ROUNDS_MAX)
+
+
+def queue_device_bytes(staging_bytes: int, page_bytes: Sequence[int]) -> int:
+    """Upper bound of the device memory of a queue. page_bytes: of each table."""
+    round_bytes = staging_bytes // rounds_of(len(page_bytes))
+    errors = 4 * (round_bytes // max(page_bytes))
+    return _BUFFERS * (round_bytes + errors) + (1 << 14)
 
 
 class DeviceQueue(Closing):
-    """Queue pairs that a device posts to and host threads serve with an :class:`~gids.io.Engine`.
+    """A queue pair that a device posts to and a host thread serves with an :class:`~gids.io.Engine`.
 
-    For each round, call ``post``, ``wait``, then launch a kernel that reads the staging pages (or call
-    ``collect``), then ``collected``. Or call ``read_pages``. Call ``close`` at the end. One thread at a time
-    may call these, any thread ``close``; inside ``reading`` a kernel is safe from ``close``. The service
-    thread calls neither CUDA nor Python. Everything is enqueued on the streams that the caller passes, which
-    may differ from call to call; the queue orders them where its memory requires it. In a forked child every
-    call raises RuntimeError, and ``close`` does nothing.
+    For each round, call ``post``; then ``take``, in the same order, and launch kernels that use its pages.
+    Call ``close`` at the end. Kernels run on one stream, given at construction; the queue copies on a stream
+    of its own and orders the two. One thread calls these. The service thread calls neither CUDA nor Python.
+    In a forked child every call raises RuntimeError, and ``close`` does nothing.
 
-    A request is ``table << 48 | page`` (:func:`gids.io.device.requests_of`). Each gets an error: 0, an errno
-    of the engine, EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within
-    timeout_s), ECANCELED (the queue is closed or broken) or EAGAIN (wait "warp": no slot came free). The
-    queue continues after such errors. It is broken for good only if a kernel gave up waiting for a service
-    that did not answer long after the time-out. Then posted requests end with an error, and ``post`` and
-    ``read_pages`` raise RuntimeError.
+    A request is the number of a page of the round's table. Each gets an error: 0, an errno of the engine,
+    EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within timeout_s, or its
+    memory is still used by a read that timed out) or ECANCELED (the queue is closed or broken). The queue
+    continues after such errors. It is broken for good only if a kernel gave up waiting for a service that did
+    not answer long after the time-out. Then posted requests end with an error, and ``post`` raises
+    RuntimeError.
     """
 
-    wait_kind: str
-    """ "stream" or "warp"."""
-    pairs: int
-    depth: int
-    """Slots of a pair."""
-    slot_bytes: int
-    """Bytes of a staging page: the largest page, rounded up to a multiple of 16."""
     round_max: int
     """The most requests of one round."""
     rounds_max: int
-    """The most rounds that are posted and not collected, over all pairs."""
+    """The most rounds that are posted and not taken."""
 
     def __init__(
         self,
@@ -117,340 +108,160 @@ class DeviceQueue(Closing):
         engine: Engine,
         tables: Sequence[QueueTable],
         *,
+        stream: Stream,
         staging_bytes: int = 256 << 20,
-        rounds_max: int = 4,
-        pairs: int = 1,
-        wait: Literal["stream", "warp"] = "stream",
         timeout_s: float = 30.0,
         spin_limit_s: float | None = None,
     ) -> None:
         """Allocate the memory, register it with the device and the engine, start the service.
 
-        tables: up to 32768; requests name them by index. staging_bytes: pinned host memory for pages in
-        flight, over all pairs; a pair gets as many slots as fit, rounded down to a power of two.
-        rounds_max: 1 to 64 per pair. wait: "stream" lets the stream wait for whole rounds; with "warp" (BaM's
-        way) each warp of ``read_pages`` polls for its own page. spin_limit_s: seconds until a kernel that
-        polls gives up (default: twice timeout_s).
+        tables: up to 32768; rounds name them by index. stream: of all kernels. staging_bytes: pinned host
+        memory for pages in flight, divided by the rounds; two rounds fit into its device memory.
+        spin_limit_s: seconds until a kernel that polls gives up (default: twice timeout_s).
 
         Raises ValueError for numbers that do not fit each other, the engine or its files. The engine keeps
         the staging memory until it closes, as it may still read into it.
         """
         assert tables
-        assert wait in ("stream", "warp")
-        assert 1 <= rounds_max <= _core.QUEUE_DOORBELLS * pairs
-        pair_rounds = -(-rounds_max // pairs)
+        self.rounds_max = rounds_of(len(tables))
         self._memory = _core.QueueMemory(
             staging_bytes=staging_bytes,
             slot_bytes=max(-(-t.page_bytes // _SLOT_UNIT) * _SLOT_UNIT for t in tables),
-            pairs=pairs,
-            rounds_max=pair_rounds,
+            rounds_max=self.rounds_max,
             spin_ns=math.ceil((2 * timeout_s if spin_limit_s is None else spin_limit_s) * 1e9),
         )
         prefer_node(self._memory.address, self._memory.shared_bytes, device.numa_node)
-        self.wait_kind = wait
-        self.pairs = pairs
-        self.depth = self._memory.depth
-        self.slot_bytes = self._memory.slot_bytes
-        self.round_max = self.depth // pair_rounds
-        self.rounds_max = rounds_max
-        self._device = device
-        with contextlib.ExitStack() as undo:
-            self._service = _core.QueueService(
-                engine.native,
-                list(tables),
-                self._memory,
-                timeout_ms=math.ceil(timeout_s * 1e3),
-            )
-            undo.callback(self._service.close)
+        self.round_max = self._memory.round_max
+        self._page_bytes = [t.page_bytes for t in tables]
+        self._device, self._stream = device, stream
+        # Of the priority of the stream: no other stream may share a channel with one that waits for a word.
+        self._copies = device.new_stream(CACHE_PRIORITY)
+        self._service = _core.QueueService(
+            engine.native, list(tables), self._memory, timeout_ms=math.ceil(timeout_s * 1e3)
+        )
+        try:
             address, nbytes = self._memory.address, self._memory.shared_bytes
             self._mapping: Mapping = device.map_host(address, nbytes, memory=self._memory)
-            undo.callback(self._mapping.close)
-            self._local = device.zeros((self._memory.local_bytes,), torch.uint8)
-            self._pairs = self._device_pairs()
+            with device.use(stream):
+                self._local = device.zeros((self._memory.local_bytes,), torch.uint8)
+                record = self._memory.pair(self._mapping.device_address, self._local.data_ptr())
+                self._pair = torch.frombuffer(bytearray(record), dtype=torch.uint8).to(device.torch_device)
+                self._buffers = [self._buffer() for _ in range(_BUFFERS)]
             device.preload(_UNIT)
-            device.current_stream().synchronize()  # zeroed, before any other stream uses it
-            undo.pop_all()
-
-        self._lock = threading.RLock()
-        self._streams: list[Stream] = []  # all that were used
+        except BaseException:
+            self._service.close()
+            raise
         self._posted = 0
-        self._last_post: Event | None = None
-        self._uncollected: deque[Round] = deque()
-        self._freed: dict[int, list[Event]] = {}  # by round: what the post that reuses its slots waits for
-        self._reuse_distance = pair_rounds * pairs
+        self._rounds: deque[_Posted] = deque()  # posted and not taken
+        self._used = stream.record_event()  # before it, kernels used the buffer that is filled next
         self._pid = os.getpid()
-        kept = (self._memory, self._local, self._pairs)
-        self._end = weakref.finalize(self, _end, self._pid, self._service, self._mapping, self._streams, kept)
+        kept = (self._memory, self._local, self._pair)
+        streams = (stream, self._copies)
+        self._end = weakref.finalize(self, _end, self._pid, self._service, self._mapping, streams, kept)
 
-    def _device_pairs(self) -> torch.Tensor:
-        shared, local = self._mapping.device_address, self._local.data_ptr()
-        records = b"".join(self._memory.pair(p, shared, local) for p in range(self.pairs))
-        flat = torch.frombuffer(bytearray(records), dtype=torch.uint8)
-        return flat.reshape(self.pairs, -1).to(self._device.torch_device)
-
-    # --- wait "stream" ---
-
-    def post(
-        self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int, most: int | None = None
-    ) -> Round:
-        """Enqueue a kernel that posts ``requests[first : min(count, first + most)]`` as one round.
-
-        requests: int64[n] on the device. count: int64[1] on the device, at most n, read by the kernel; with
-        count <= first the round is empty. Neither may change or be freed before the kernel has run. most:
-        up to round_max, the default. Does not block. Every round must be waited for and collected, even if it
-        is empty or no longer wanted. Round r goes to pair r % pairs.
-
-        Raises RuntimeError while rounds_max rounds are not collected, or if the queue is closed or broken.
-        """
-        with self._use("stream", "post"):
-            self._check_requests(requests, count, first)
-            if self.room == 0:
-                raise RuntimeError(
-                    f"rounds_max={self.rounds_max} rounds are posted and not collected: wait for the oldest "
-                    "one and collect it before posting"
-                )
-            pair = self._posted % self.pairs
-            number = self._service.arm(pair)
-            limit = min(self.round_max if most is None else most, self.round_max, len(requests) - first)
-            round = Round(self._service, self._posted, number, self._pairs[pair], max(limit, 0))
-            what = (round.pair, number, requests, count, first, round._limit)
-            with self._posting(stream, self._freed.pop(self._posted - self._reuse_distance, [])):
-                self._launch(stream, "gids_post_round", -(-round._limit // _THREADS), *what)
-            round._posted = self._last_post
-            self._uncollected.append(round)
-            return round
+    def _buffer(self) -> tuple[torch.Tensor, torch.Tensor]:
+        pages = self._device.empty((self.round_max * self._memory.slot_bytes,), torch.uint8)
+        answer = self._device.empty((_answer_words(self.round_max),), torch.int64)
+        for tensor in (pages, answer):
+            self._device.hand_over(tensor, self._stream, self._copies)
+        return pages, answer
 
     @property
     def room(self) -> int:
-        """The number of rounds that may be posted before one is collected."""
-        return self.rounds_max - len(self._uncollected)
+        """The number of rounds that may be posted before one is taken."""
+        return self.rounds_max - len(self._rounds)
 
-    def wait(self, stream: Stream, round: Round) -> None:
-        """Let the stream wait until every request of the round is answered. Does not block.
+    def post(self, table: int, requests: torch.Tensor, count: torch.Tensor, first: int) -> None:
+        """Enqueue a kernel that posts ``requests[first : min(count, first + round_max)]`` as one round.
 
-        Later kernels on the stream may call ``queue::outcome(*pair, ticket)`` with ``ticket =
-        queue::ticket_of(*pair, round, i)``; if it returns 0, they may read ``pair->page(ticket)``. Several
-        streams may wait for one round.
+        table: index of the table. requests: int64[n] on the device, pages. count: int64[1] on the device, at
+        most n, read by the kernel; with count <= first the round is empty. Neither may change or be freed
+        before the kernel has run. Does not block. Every round must be taken, even if it is empty or no longer
+        wanted. Raises RuntimeError if the queue is closed or broken.
         """
-        with self._use("stream", "wait"):
-            self._check_round(round)
-            if round._collected:
-                raise RuntimeError(f"round {round.number} is already collected: its pages may be overwritten")
-            assert round._posted is not None
-            self._remember(stream)
-            stream.wait_event(round._posted)  # for what the posting kernel wrote to device memory
-            completed = self._mapping.device_address + self._memory.offsets(round.index % self.pairs)[0]
-            if not self._device.wait_value(stream, completed, round.number + 1):
-                self._launch(stream, "gids_await_round", 1, round.pair, round.number)
-            if stream not in round._waited_on:
-                round._waited_on.append(stream)
+        self._check_open("post")
+        assert self.room > 0, "take a round before posting another one"
+        assert requests.dtype == count.dtype == torch.int64
+        number = self._service.arm()
+        try:
+            blocks = -(-min(self.round_max, max(0, len(requests) - first)) // _THREADS)
+            self._launch(self._stream, "gids_post_round", blocks, number, table, requests, count, first)
+        except BaseException:
+            self._service.close()  # it would wait for a doorbell that never rings
+            raise
+        self._posted += 1
+        self._rounds.append(_Posted(number, table, self._stream.record_event()))
 
-    def collect(
-        self,
-        stream: Stream,
-        round: Round,
-        count: torch.Tensor,
-        first: int,
-        to: torch.Tensor,
-        errors: torch.Tensor,
-    ) -> None:
-        """Enqueue a kernel that copies the pages of a round that the stream waited for. Does not block.
+    def take(self, size: int) -> Round:
+        """Enqueue the copy of the oldest round's first `size` pages, once it is answered. Does not block.
 
-        count, first: as passed to ``post``. The page of ``requests[first + i]`` goes to ``to[i]``, its error
-        to ``errors[i]``; rows with an error do not change. to: uint8[rows, bytes] on the device, contiguous,
-        for the first bytes of the first pages. errors: int32[rows] on the device.
+        size: number of the round's requests, or 0: the round is only waited for. The queue's stream waits for
+        the copy. Kernels that use the pages must be enqueued before the next call; that of the call after it
+        overwrites them. Raises RuntimeError if the queue is closed.
         """
-        with self._use("stream", "collect"):
-            self._check_round(round, stream, "collect")
-            limit = min(self._check_output(to, errors), round._limit)
-            what = (round.pair, round.number, count, first, limit, to, to.shape[1], errors)
-            self._launch(stream, "gids_collect_round", min(-(-limit // _WARPS), BUS_BLOCKS), *what)
-
-    def copy(
-        self, stream: Stream, round: Round, ticket: int, pages: torch.Tensor, statuses: torch.Tensor
-    ) -> None:
-        """Enqueue copies, by a copy engine, of a round that the stream waited for. Does not block.
-
-        ticket: of the round's first request, the number of requests posted to its pair before. pages:
-        uint8[size, slot_bytes] on the device, for the staging pages of the round's first `size` requests.
-        statuses: int64[size] on the device; ``queue::outcome_of`` gives their errors. A round is contiguous
-        in the ring, so its pages take one copy, or two at the ring's end.
-        """
-        with self._use("stream", "copy"):
-            self._check_round(round, stream, "copy")
-            _, statuses_at, staging_at = self._memory.offsets(round.index % self.pairs)
-            slot, done = ticket % self.depth, 0
-            while done < len(pages):
-                part = slice(done, min(len(pages), done + self.depth - slot))
-                for to, start in ((pages, staging_at), (statuses, statuses_at)):
-                    address = self._memory.address + start + slot * to[:1].nbytes
-                    self._device.copy_from_host(stream, to[part], address)
-                slot, done = 0, part.stop
-
-    @contextlib.contextmanager
-    def reading(self, stream: Stream, round: Round) -> Iterator[None]:
-        """A context: ``wait``, then the caller enqueues the reads of the pages, then ``collected``.
-
-        A ``close`` in another thread waits for its end. After an error inside, the round is not collected.
-        """
-        with self._use("stream", "reading"):
-            self.wait(stream, round)
-            yield
-            self.collected(round)
-
-    def collected(self, round: Round) -> None:
-        """Declare that the last kernel that reads the round's pages is enqueued, on a stream that waited.
-
-        Frees the round's slots for ``post``, once the rounds before it are collected too.
-        Idempotent. Raises RuntimeError if no stream waited for the round, as its pages may not be read yet.
-        """
-        with self._use("stream", "collected"):
-            self._check_round(round)
-            if round._collected:
-                return
-            if not round._waited_on:
-                raise RuntimeError(f"round {round.number}: call wait() before collected()")
-            round._collected = True
-            self._freed[round.index] = [stream.record_event() for stream in round._waited_on]
-            while self._uncollected and self._uncollected[0]._collected:
-                self._uncollected.popleft()
-
-    # --- both waits ---
-
-    def read_pages(
-        self,
-        stream: Stream,
-        requests: torch.Tensor,
-        count: torch.Tensor,
-        first: int,
-        to: torch.Tensor,
-        errors: torch.Tensor,
-    ) -> None:
-        """Enqueue the reading of ``requests[first : min(count, first + len(to))]``. Does not block.
-
-        With wait "warp" one kernel posts, waits and copies. With "stream" the rows of ``to`` are split into
-        rounds; at least one must be free. requests, count: as for ``post``. to, errors: as for ``collect``.
-        """
-        with self._use(None, "read_pages"):
-            self._check_requests(requests, count, first)
-            rows = self._check_output(to, errors)
-            if self.wait_kind == "warp":
-                numbers = [self._service.arm(pair) for pair in range(self.pairs)]
-                assert len(set(numbers)) == 1, "all pairs are armed together"
-                most = -(-self._device.sm_count * _SPINNING_WARPS_PER_SM // _SPINNING_WARPS)
-                grid = (max(1, min(-(-rows // _SPINNING_WARPS), most)), _SPINNING_THREADS)
-                what = (requests, count, first, rows, to, to.shape[1], errors)
-                with self._posting(stream, []):
-                    pairs = (self._pairs, self.pairs, numbers[0])
-                    self._device.launch(stream, _UNIT, "gids_read_pages", *grid, *pairs, *what)
-                return
-            ahead: deque[tuple[Round, int]] = deque()  # as many as there is room for
-            begins = iter(range(0, rows, self.round_max))
-            while True:
-                while (self.room or not ahead) and (begin := next(begins, None)) is not None:
-                    round = self.post(stream, requests, count, first + begin, rows - begin)
-                    ahead.append((round, begin))
-                if not ahead:
-                    break
-                round, begin = ahead.popleft()
-                part = slice(begin, begin + self.round_max)
-                self.wait(stream, round)
-                self.collect(stream, round, count, first + begin, to[part], errors[part])
-                self.collected(round)
-
-    # --- close, statistics ---
+        self._check_open("take")
+        posted = self._rounds.popleft()
+        answer_at, pages_at = self._memory.offsets(posted.number)
+        pages, answer = self._buffers[posted.number % _BUFFERS]
+        used, self._used = self._used, self._stream.record_event()
+        word = self._mapping.device_address + answer_at
+        with self._device.batch(self._copies):
+            self._copies.wait_event(posted.event)
+            self._copies.wait_event(used)
+            if not self._device.wait_value(self._copies, word, posted.number + 1 << _core.QUEUE_COUNT_BITS):
+                self._launch(self._copies, "gids_await_round", 1, posted.number)
+            if size:
+                pages, answer = pages[: size * self._page_bytes[posted.table]], answer[: _answer_words(size)]
+                self._device.copy_from_host(self._copies, pages, self._memory.address + pages_at)
+                self._device.copy_from_host(self._copies, answer, self._memory.address + answer_at)
+            copied = self._copies.record_event()
+        self._stream.wait_event(copied)
+        return Round(posted.number, pages, answer)
 
     def close(self) -> None:
-        """Stop the service, release every waiter, wait for the streams that were used, unpin the memory.
+        """Stop the service, wait for the streams, unpin the memory, free the device memory.
 
         Waits for issued requests, at most until they time out; the others get ECANCELED. Enqueued waits pass.
-        Blocks until the enqueued kernels have run. Idempotent, from any thread. Garbage collection and the
-        end of the interpreter close the queue too.
+        Blocks until the enqueued kernels have run. Idempotent. Garbage collection and the end of the
+        interpreter close the queue too.
         """
         if os.getpid() == self._pid:
-            self._service.close()  # without the lock, to release a thread that waits within a call
-            with self._lock:
-                self._end()
+            self._end()
+            self._buffers = []
 
     def stats(self) -> dict[str, int]:
         """Counters since it opened.
 
         taken: requests that the service took. failed: requests with an error, of these timed_out and corrupt.
-        late: completions after the time-out. rounds: complete rounds over all pairs. sleeps: how often the
-        service slept. posted: rounds (kernels for wait "warp"). uncollected: rounds now.
+        late: completions after the time-out. rounds: answered. sleeps: how often the service slept. posted:
+        rounds. untaken: rounds now.
         """
-        return self._service.stats() | {"posted": self._posted, "uncollected": len(self._uncollected)}
+        return self._service.stats() | {"posted": self._posted, "untaken": len(self._rounds)}
 
     def memory(self) -> dict[str, int]:
         """Bytes: "staging" (pinned host memory, including the rings) and "queue" (device memory)."""
-        return {"staging": self._memory.shared_bytes, "queue": self._local.nbytes + self._pairs.nbytes}
+        buffers = sum(tensor.nbytes for buffer in self._buffers for tensor in buffer)
+        return {
+            "staging": self._memory.shared_bytes,
+            "queue": self._local.nbytes + self._pair.nbytes + buffers,
+        }
 
     def __repr__(self) -> str:
-        return (
-            f"<gids.io.DeviceQueue wait {self.wait_kind!r}: {self.pairs} pair(s) of {self.depth} slots of "
-            f"{self.slot_bytes} B, rounds of {self.round_max}, {self.rounds_max} ahead>"
-        )
+        return f"<gids.io.DeviceQueue: {self.rounds_max} rounds of {self.round_max} pages>"
 
-    # --- order, checks ---
-
-    @contextlib.contextmanager
-    def _use(self, kind: str | None, what: str) -> Iterator[None]:
+    def _check_open(self, what: str) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("the request queue was opened before a fork: open a new one in this process")
-        with self._lock:
-            if not self._end.alive:
-                raise RuntimeError(f"{what}: the request queue is closed")
-            if kind and kind != self.wait_kind:
-                raise RuntimeError(
-                    f"{what} needs a queue with wait={kind!r} (this one has wait={self.wait_kind!r})"
-                )
-            yield
+        if not self._end.alive:
+            raise RuntimeError(f"{what}: the request queue is closed")
 
-    @contextlib.contextmanager
-    def _posting(self, stream: Stream, freed: list[Event]) -> Iterator[None]:
-        """Around the launch of an armed kernel: kernels post one at a time, into free slots."""
-        self._remember(stream)
-        self._posted += 1
-        try:
-            for event in freed if self._last_post is None else [self._last_post, *freed]:
-                stream.wait_event(event)
-            yield
-            self._last_post = stream.record_event()
-        except BaseException:
-            self._service.close()  # it would wait for a doorbell that never rings
-            raise
-
-    def _launch(self, stream: Stream, kernel: str, blocks: int, *args: Argument) -> None:
+    def _launch(self, stream: Stream, kernel: str, blocks: int, *args: torch.Tensor | int) -> None:
         blocks = max(1, min(blocks, self._device.sm_count * _BLOCKS_PER_SM))
-        self._device.launch(stream, _UNIT, kernel, blocks, _THREADS, *args)
-
-    def _remember(self, stream: Stream) -> None:
-        if stream not in self._streams:
-            self._streams.append(stream)
-
-    def _check_round(self, round: Round, stream: Stream | None = None, what: str = "") -> None:
-        """stream: must have waited for the round, for a method."""
-        if round._owner is not self._service:
-            raise ValueError(f"round {round.number} belongs to another queue")
-        if stream is not None and (round._collected or stream not in round._waited_on):
-            raise RuntimeError(f"round {round.number}: call {what}() after wait() and before collected()")
-
-    def _check_requests(self, requests: torch.Tensor, count: torch.Tensor, first: int) -> None:
-        """Only a bug of the caller can break these; a launch checks where tensors are."""
-        assert requests.dtype == count.dtype == torch.int64
-        assert requests.dim() == 1
-        assert count.shape == (1,)
-        assert first >= 0
-
-    def _check_output(self, to: torch.Tensor, errors: torch.Tensor) -> int:
-        assert (to.dtype, to.dim()) == (torch.uint8, 2)
-        assert to.shape[1] <= self.slot_bytes
-        assert (errors.dtype, errors.shape) == (torch.int32, to.shape[:1])
-        return len(to)
+        self._device.launch(stream, _UNIT, kernel, blocks, _THREADS, self._pair, *args)
 
 
 def _end(
-    pid: int, service: _core.QueueService, mapping: Mapping, streams: list[Stream], kept: tuple[Any, ...]
+    pid: int, service: _core.QueueService, mapping: Mapping, streams: Sequence[Stream], kept: tuple[Any, ...]
 ) -> None:
     """close() without the queue. kept: memory that kernels use until the streams are done."""
     if os.getpid() != pid:

@@ -7,7 +7,6 @@
 #include "gids/page_score.h"
 #include "gids/page_set.h"
 #include "gids/page_word.h"
-#include "gids/request_queue.h"
 #include "gids/target.h"
 
 namespace gids::device {
@@ -23,7 +22,6 @@ struct Table {
   u64 lines;
   u64 replaced;  // lines below take part in replacement; the others keep what they were filled with
   u64 row_count, rows_per_page, row_bytes, page_bytes;
-  u64 number;  // the queue's number of the table
   u64 policy;  // score::Policy
 
   GIDS_HD bool holds(i64 id) const { return static_cast<u64>(id) < row_count; }  // a negative id is a huge one
@@ -37,7 +35,7 @@ struct Table {
     return index < device_lines ? near + index * page_bytes : far + (index - device_lines) * page_bytes;
   }
 };
-static_assert(sizeof(Table) == 13 * 8, "the host packs a Table as 13 words");
+static_assert(sizeof(Table) == 12 * 8, "the host packs a Table as 12 words");
 
 // Of one table and step; zeroed when the step retires.
 struct Counters {
@@ -62,7 +60,7 @@ constexpr u32 failed = 0xFFFFFFFEu;    // its read failed
 // The missing pages of one minibatch, in the order in which they were found; and those that were LOADING.
 struct Misses {
   PageSet set;               // page -> index into the arrays below, or `bypassed` for one that was LOADING
-  queue::Request* requests;  // [capacity]
+  u64* requests;             // [capacity] pages
   u32* scores;               // [capacity] buckets
   u32* lines;                // [capacity] the line, bypassed or failed
   u32* slots;                // [capacity] scratch: lines that came free for this minibatch
@@ -82,26 +80,6 @@ struct Choice {
   u64 first, count;                     // this plan's candidates
 };
 static_assert(sizeof(Choice) == (2 * score::buckets + 10) * 4 + 3 * 8, "zeroed by the host, by its size");
-
-// Where a round's pages are: in the staging of a queue pair (wait `stream`), in a buffer in device memory that warps
-// filled (wait `warp`) or a copy engine did (with the pages' statuses), or nowhere (the round was abandoned).
-struct Round {
-  const queue::Pair* pair;  // or null: of wait `stream`
-  u64 number;
-  const u8* buffer;     // or null; [round_max][page_bytes]
-  const int* errors;    // or null; [round_max], of wait `warp`
-  const u64* statuses;  // or null; [round_max], copied
-  u64 page_bytes;
-
-  GIDS_HD int error(u64 i) const {
-    if (statuses) return queue::outcome_of(*pair, queue::ticket_of(*pair, number, i), statuses[i]);
-    if (pair) return queue::outcome(*pair, queue::ticket_of(*pair, number, i));  // each thread acquires for itself
-    return buffer ? errors[i] : queue::canceled;
-  }
-  GIDS_HD const u8* page(u64 i) const {
-    return buffer ? buffer + i * page_bytes : pair->page(queue::ticket_of(*pair, number, i));
-  }
-};
 
 // Lines that a plan looks at: a few per missing page, so that its cost depends on the minibatch, not on the cache.
 GIDS_HD constexpr u64 candidates(u64 lines, u64 misses) {
