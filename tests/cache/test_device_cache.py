@@ -42,7 +42,7 @@ def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
     check(cache, [table], random_batches(rng, table, 8, 300), 5, planned)
     if isinstance(device, EmulatedDevice):
         assert "copy_from_host" in device.launches
-        assert "gids_fill_lines" in device.launches
+        assert "gids_take_round" in device.launches
 
 
 def test_tables_with_pages_of_different_lengths_share_the_staging(tmp_path: Path, make: Make) -> None:

@@ -219,8 +219,7 @@ class DeviceFeatureCache:
                 s.planned = True
                 self._flights.append(s)
                 for name, ids in s.rows.items():
-                    misses = self._states[name].table.page_count
-                    plan = self._new_plan(s.index, name, ids, min(len(ids), misses))
+                    plan = self._new_plan(s.index, name, ids, planned=True)
                     s.plans.append(plan)
                     s.outputs[name] = plan.out
                     shown = self._counters.shown_at(s.index, name)
@@ -317,7 +316,7 @@ class DeviceFeatureCache:
         tensors, outputs, left = self._on_device(ids), {}, {}
         with self._device.use(self.stream):
             for name, tensor in self._positions(tensors).items():
-                plan, retired = self._new_plan(THROUGH, name, tensor), None
+                plan, retired = self._new_plan(THROUGH, name, tensor, planned=False), None
                 outputs[name] = plan.out
                 left[name] = self._device.empty((len(tensor),), torch.int64)
                 while retired != self._retired:  # the garbage collector may cancel steps between its kernels
@@ -414,12 +413,12 @@ class DeviceFeatureCache:
 
     # --- reads ---
 
-    def _new_plan(self, index: int, name: str, ids: torch.Tensor, misses: int | None = None) -> Plan:
-        """misses: room for them; None for reading through."""
+    def _new_plan(self, index: int, name: str, ids: torch.Tensor, *, planned: bool) -> Plan:
+        """planned: with room for misses; reading through has none."""
         state, counters = self._states[name], self._counters.of(index, name)
         with self._device.use(self.stream):
             out = self._device.empty((len(ids), *state.table.shape), state.out_dtype)
-            buffers = None if misses is None else self._pools[name].take(misses)
+            buffers = self._pools[name].take(len(ids)) if planned else None
         return Plan(index, state, counters, ids, out, buffers)
 
     def _collect(self) -> None:

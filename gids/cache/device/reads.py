@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.device.kernels import CacheKernels, Plan, Seen
+from gids.cache.device.kernels import CacheKernels, Plan
 from gids.cache.device.state import RESIDENT, Counters, TableState
 from gids.errors import StorageError
 from gids.io.device.device_queue import DeviceQueue
@@ -64,26 +64,23 @@ class Reads:
 
     def settle(self, plan: Plan) -> int:
         """Note what a plan misses, and return the rounds that it needs. The host has seen its counters."""
-        table = plan.state.table.name
-        plan.seen = Seen(*(self._counters.seen(plan.index, table, name) for name in Seen._fields))
-        return self.rounds_for(plan.seen.misses)
+        plan.missing = self._counters.seen(plan.index, plan.state.table.name, "misses")
+        return self.rounds_for(plan.missing)
 
     def collect(self) -> None:
-        """Copy the oldest round's pages into lines, and rows of pages without a line into the output.
+        """Copy the oldest round's pages into lines, and rows of pages without a line to the output.
 
         Its plan must be settled: the host knows the size of the round.
         """
         plan = self._rounds[0]
-        assert plan.seen is not None
+        assert plan.missing is not None
         first = plan.collected * self._queue.round_max
-        size = max(0, min(self._queue.round_max, plan.seen.misses - first))
+        size = max(0, min(self._queue.round_max, plan.missing - first))
         pages = self._queue.take(size)
         self._rounds.popleft()
         plan.collected += 1
         if size:
-            self._kernels.fill(plan, first, size, pages)
-            if plan.seen.bypasses:
-                self._kernels.gather_round(plan, first, size, pages)
+            self._kernels.take(plan, first, size, pages)
 
     def abandon(self, plans: Sequence[Plan]) -> None:
         """Give up the plans of the oldest step: wait for its reads, free the lines of missing pages."""
@@ -95,7 +92,7 @@ class Reads:
                 self._queue.take(0)
         for plan, first in zip(plans, firsts, strict=True):
             if first < plan.most_misses:
-                self._kernels.fill(plan, first, plan.most_misses - first, None)
+                self._kernels.take(plan, first, plan.most_misses - first, None)
 
 
 def preload(
