@@ -29,10 +29,13 @@ import gpu_check
         ("life", "smallest over first cache of 5 loaders without a size"),
         ("large", "seeds whose neighbors are right, 4,096 edges"),
         ("training", "training rows/s, cuda over mapped, moved"),
+        ("array", "rows of 4 KiB, cpu with pin_memory over cpu"),
     ],
 )
-def test_gpu_benchmark_runs(device, cuda_is, tmp_path, question, said):
+def test_gpu_benchmark_runs(device, cuda_is, request, tmp_path, question, said):
     cuda_is(device)
+    if device.torch_device.type != "cuda":
+        request.getfixturevalue("pinning")
     assert any(name.startswith(said) for name in names_of_figures(question, tmp_path))
 
 
