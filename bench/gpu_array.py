@@ -1,8 +1,8 @@
 """How fast does a GPU get rows if the disk is no limit? Called by gpu.py.
 
 The files are in the page cache, a stand-in for an array of fast SSDs, and io_uring reads them without
-O_DIRECT: what a read costs is the copy. (tmpfs is no stand-in: the kernel hands each of its reads to another
-thread.) Rows of 4 KiB and of 512 B; a NodeLoader with memory for a quarter of them; GraphSAGE as the training.
+O_DIRECT: a read costs the copy. (tmpfs is no stand-in: the kernel hands each of its reads to another thread.)
+Rows of 4 KiB and of 512 B; a NodeLoader with memory for a quarter of them; GraphSAGE as the training.
 
 Sides: cuda with default options; cuda with the number of rings and the depth set by hand; cuda with all other
 pages in pinned host memory; cpu, whose minibatches are moved to the GPU; cpu with pin_memory=True, whose
@@ -10,9 +10,10 @@ copies overlap with training; and with gids' sampler on the CPU, torch.index_sel
 copies out of a map of the file by 16 threads, both into two pinned buffers that a copy engine empties.
 
 All have the same seeds, sampler, model and initial weights. Each side is measured once, without and with
-training, after a warm-up in which rings may be added. The warm-up compares every value of every row with a
-formula of the node's id, on the GPU; the measurement compares some rows of every minibatch. The host does not
-wait for each minibatch. A side that fails costs its own figures. No side begins after the time is up.
+training, after a warm-up in which rings may be added and memory is pinned. The warm-up compares every value
+of every row with a formula of the node's id, on the GPU; the measurement compares some rows of every
+minibatch. The host does not wait for each minibatch. A side that fails costs its own figures. No side begins
+after the time is up.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ SIZES = {
     "batch_size": (1024, 4),
     "fanouts": ((10, 10, 10), (3, 2)),
     "hidden": (256, 8),
-    "minibatches": (400, 16),
+    "minibatches": (400, 64),
     "cache_share": (0.25, 0.25),  # of the rows
     "staging_bytes": (256 << 20, 256 << 10),  # the default, and twice as much by hand
     "rings": (12, 1),  # by hand, at most the cores but 3
     "ring_depth": (256, 32),
     "verified_rows": (1 << 16, 64),  # compared at a time; of each measured minibatch
-    "warm_s": (2.0, 0.05),
-    "measured_s": ({"rows": 1.8, "training": 1.5}, {"rows": 0.05, "training": 0.05}),
-    "side_s": (9.0, 60.0),  # the warm-up and the measurements of a side end; with less left, none begins
+    "warm": (4, 1),  # minibatches at least
+    "warm_s": (2.0, 0.02),
+    "measured_s": ({"rows": 1.8, "training": 1.5}, {"rows": 0.02, "training": 0.02}),
+    "side_s": (8.0, 60.0),  # after its first minibatch a side ends; with less left, none begins
     "data_s": (25.0, 60.0),  # with less left, no dataset is written
-    "all_s": (112.0, 600.0),
+    "all_s": (108.0, 600.0),
 }
 _FEWEST = 2  # minibatches of a measurement
 _CACHED = "files in the page cache, a stand-in for an array"
@@ -209,13 +211,12 @@ class Comparison:
         Raises AssertionError for a wrong row.
         """
         sizes = self._sizes
-        ends = time.perf_counter() + sizes.side_s
         dims = [self._data.table.shape[0], *[sizes.hidden] * (len(sizes.fanouts) - 1), CLASSES]
         training = Training(dims, seed=1, rate=1e-3, device=self._to)
         wrong = torch.zeros((), dtype=torch.int64, device=self._to)
         results: dict[str, Measured] = {}
         with self._sides[side]() as (batches, stats):
-            self._warm_up(batches, training, wrong, ends)
+            ends = self._warm_up(batches, training, wrong) + sizes.side_s
             for way, seconds in sizes.measured_s.items():
                 until = min(time.perf_counter() + seconds, ends)
                 step = training if way == "training" else None
@@ -226,23 +227,24 @@ class Comparison:
             found = stats()
         note = f"{results['rows']}, {results['rows'].rows // results['rows'].minibatches:,} rows"
         if found.get("pages"):
-            note += f"; hits {found['hit_ratio']:.2f}, {found['engine']['threads']} rings at the end"
+            note += f"; hits {found['hit_ratio']:.2f}; rings at the end: {found['engine']['threads']}"
         return results, note
 
-    def _warm_up(self, batches: Batches, training: Training, wrong: torch.Tensor, ends: float) -> None:
-        """Take minibatches for warm_s seconds after the first one; compare all values."""
-        until = ends
-        for number, (m, rows) in enumerate(batches):
+    def _warm_up(self, batches: Batches, training: Training, wrong: torch.Tensor) -> float:
+        """Take minibatches, and compare all values. Returns the time of the first one."""
+        times: list[float] = []
+        for m, rows in batches:
             for begin in range(0, len(rows), self._sizes.verified_rows):
                 part = slice(begin, begin + self._sizes.verified_rows)
                 wrong += wrong_values(m.input_nodes[part], rows[part])
             training.step(m.blocks, rows, m.labels)
             self._device.record_current().synchronize()
-            now = time.perf_counter()
-            if number == 0:
-                until = min(ends, now + self._sizes.warm_s)
-            if now > until:
+            times.append(time.perf_counter())
+            seconds = times[-1] - times[0]
+            enough = len(times) >= self._sizes.warm and seconds > self._sizes.warm_s
+            if enough or seconds > self._sizes.side_s / 2:
                 break
+        return times[0]
 
     def _measure(
         self, batches: Batches, training: Training | None, wrong: torch.Tensor, until: float
@@ -308,7 +310,7 @@ class Comparison:
         mapped = map_array(self._data.table, random_access=False).numpy()
 
         def gather(ids: torch.Tensor, out: torch.Tensor) -> None:
-            parts = zip(np.array_split(ids.numpy(), THREADS), np.array_split(out.numpy(), THREADS), strict=True)
-            list(self._threads.map(lambda part: np.take(mapped, part[0], 0, out=part[1], mode="clip"), parts))
+            numbers, rows = (np.array_split(whole.numpy(), THREADS) for whole in (ids, out))
+            list(self._threads.map(lambda i, to: np.take(mapped, i, 0, out=to, mode="clip"), numbers, rows))
 
         return gather
