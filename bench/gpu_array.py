@@ -149,14 +149,20 @@ def _compare(bench: Bench, comparison: Comparison, row_bytes: int, ends: float) 
         if side == CUDA:
             name = f"{label}, cuda by default: processor time of the main thread"
             bench.figures.add(name, result["rows"].main_ms, "ms/minibatch", most=_MOST_MAIN_MS)
+        _add_ratios(bench, results, side, label, row_bytes)
+    return failed
+
+
+def _add_ratios(
+    bench: Bench, results: dict[str, dict[str, Measured]], last: str, label: str, row_bytes: int
+) -> None:
+    """Add the ratios for which the side that was measured last was missing."""
     for name, (above, below, targets) in RATIOS.items():
-        if above in results and below in results:
+        if last in (above, below) and above in results and below in results:
             same = [way for way in results[above] if way in results[below]]
             ratios = sorted(results[above][way].rate / results[below][way].rate for way in same)
-            span = (ratios[0], ratios[-1])
-            note = "without and with training"
+            span, note = (ratios[0], ratios[-1]), "without and with training"
             bench.figures.add(f"{label}, {name}", span, "x", bar=targets.get(row_bytes), note=note)
-    return failed
 
 
 class PinnedBuffer:
