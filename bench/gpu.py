@@ -12,6 +12,7 @@
     python bench/gpu.py life        loaders opened and closed while little memory is free
     python bench/gpu.py large       lines beyond 4 GiB, more than 2^31 edges
     python bench/gpu.py training    GraphSAGE from features on disk, compared with two other ways, by stage
+    python bench/gpu.py array       the same from files in the page cache, a stand-in for an array of SSDs
 
 Medians of alternating repeats after a warm-up; kernels are timed by CUDA events. Each module has the details.
 `--small` takes seconds and only shows that it works. tools/gpu_check.sh runs all of them.
@@ -24,6 +25,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_array
 import gpu_bus
 import gpu_cache
 import gpu_limits
@@ -51,6 +53,7 @@ QUESTIONS = {  # name -> (question, {size: (default, small)})
     "life": (gpu_limits.life, gpu_limits.LIFE),
     "large": (gpu_limits.large, gpu_limits.LARGE),
     "training": (gpu_training.training, gpu_training.SIZES),
+    "array": (gpu_array.array, gpu_array.SIZES),
 }
 
 

@@ -52,7 +52,7 @@ SIZES = {
     "most_s": (3.0, 3.0),  # after which a side is stopped
     "hidden": (128, 8),
     "cache_share": (0.25, 0.25),  # of the features
-    "rounds": (2, 1),
+    "rounds": (1, 1),
     "window": (16, 3),
     "staging_bytes": (256 << 20, 1 << 20),
 }

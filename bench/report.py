@@ -42,6 +42,7 @@ SECTIONS = {
         *("gpu-gather", "gpu-planning", "gpu-queue", "gpu-extents", "gpu-bus", "gpu-sampling"),
         *("gpu-overlap", "gpu-packs", "gpu-training"),
     ],
+    "On a GPU with fast files": ["gpu-array"],
 }
 """The names of the results in each section of docs/performance.md."""
 LEFT_OUT = {

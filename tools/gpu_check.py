@@ -51,12 +51,13 @@ PARTS_S: Mapping[str, Mapping[str, float]] = {
         "streams-32": 15,
         "gather": 25,
         "planning": 20,
-        "queue": 35,
+        "queue": 30,
         "extents": 25,
-        "packs": 40,
-        "sampling": 45,
-        "overlap": 50,
-        "training": 130,
+        "packs": 35,
+        "sampling": 30,
+        "overlap": 35,
+        "training": 70,
+        "array": 130,
     },
 }
 """The most seconds of each step. All but the tests are questions of bench/gpu.py. The sanitizers run beside
