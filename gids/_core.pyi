@@ -679,11 +679,10 @@ class RunReader:
         row_values: int,
         scales: Float32 | None = None,
     ) -> None: ...
-    def read(self, out: UInt8 | None) -> tuple[int, int, int, bool]:
+    def read(self, out: UInt8) -> tuple[int, int, int, bool]:
         """The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. Blocks.
 
-        None: only keeps what later steps need. Returns (an errno or 0, file, offset, whether a finite value
-        became infinite).
+        Returns (an errno or 0, file, offset, whether a finite value became infinite).
         """
     @property
     def next_step(self) -> int: ...
