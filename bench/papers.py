@@ -26,7 +26,7 @@ RUNS = {
     "hetero": "epoch.py --hetero --size-gb 2.4 --fanouts 5,5,10 --batch-size 64 --batches 40",
     "labor": "labor.py",
     "bulk": "labor.py --graphs sparse --bulk 16",
-    "matrices": "matrix_sampling.py",
+    "matrices": "matrix_sampling.py --rounds 5",
     "sampling": "sampling.py --rounds 3 --batches 10 --threads 1 --samplers neighbor labor labor-1 "
     "labor-star ladies ladies-poisson walk",
     "work": "dependent.py work --log2-nodes 19 --doublings 10",
