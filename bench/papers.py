@@ -26,6 +26,7 @@ RUNS = {
     "hetero": "epoch.py --hetero --size-gb 2.4 --fanouts 5,5,10 --batch-size 64 --batches 40",
     "labor": "labor.py",
     "bulk": "labor.py --graphs sparse --bulk 16",
+    "matrices": "matrix_sampling.py --rounds 5",
     "sampling": "sampling.py --rounds 3 --batches 10 --threads 1 --samplers neighbor labor labor-1 "
     "labor-star ladies ladies-poisson walk",
     "work": "dependent.py work --log2-nodes 19 --doublings 10",
@@ -81,6 +82,14 @@ TABLES = {
     ),
     "layers of dense": Shown("labor", "dense: ", LAYERS),
     "layers of sparse": Shown("labor", "sparse: ", LAYERS),
+    "stages of matrices": Shown(
+        "matrices",
+        "milliseconds of a minibatch",
+        (
+            *("sampler", "in bulk", "probability ms", "sampling ms", "extraction ms"),
+            *("matrices ms", "gids ms", "input nodes, matrices", "input nodes, gids"),
+        ),
+    ),
     "stages": Shown(
         "ranks",
         "milliseconds and counts",
@@ -92,7 +101,7 @@ TABLES = {
 
 PLOTS = {
     "curves from cold": ("cold", "Milliseconds of aggregation of the first minibatches"),
-    "curves of samplers": ("labor", "Accuracy by the number of nodes and edges that were sampled"),
+    "curves of samplers": ("labor", "Loss and accuracy by the number of nodes and edges that were sampled"),
     "curves of work": ("work", "Input nodes per seed by the number of seeds"),
     "curves of misses": ("misses", "Misses of LRU caches by kappa, for 1 to 8 ranks"),
     "curves of learning": ("learning", "Loss and accuracy by minibatch, for several kappas"),

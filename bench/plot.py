@@ -61,6 +61,7 @@ def plot_curves(
             panel.set_title(name, fontsize=9)
             panel.set(xlabel=axes[0], ylabel=axes[1] or name.partition(": ")[2])
             panel.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+            panel.tick_params(which="minor", labelsize=5)  # numbers between powers of ten
         for panel in drawn[len(panels) :]:
             panel.set_visible(False)
         canvas.suptitle(title, fontsize=10)

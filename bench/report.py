@@ -151,7 +151,8 @@ def of_papers(section: str) -> Iterator[str]:
     above = ""
     for row in WORKS[section]:
         command, ours = _ours(row) if row.run else (row.command, "-")
-        rows.append((row.item, f"`{command}`" if command != above else "", row.paper, ours, row.differs))
+        shown = f"`{command}`" if command not in ("", above) else ""
+        rows.append((row.item, shown, row.paper, ours, row.differs))
         above = command
     yield from markdown(("in the paper", "command", "paper", "gids", "what differs"), rows)
     for name in dict.fromkeys(result_of(row.run) for row in WORKS[section] if row.run):

@@ -13,7 +13,14 @@ import torch
 from epoch_results import train_here
 
 BENCH = Path(__file__).parents[1] / "bench"
-IN_MEMORY = ("cooperation.py", "dependent.py", "labor.py", "placement.py", "sampling.py")
+IN_MEMORY = (
+    "cooperation.py",
+    "dependent.py",
+    "labor.py",
+    "matrix_sampling.py",
+    "placement.py",
+    "sampling.py",
+)
 """Scripts without --dir."""
 
 Run = Callable[..., str]
@@ -55,6 +62,7 @@ def run(monkeypatch, capfd):
         ("io.py", [], "random reads, threads"),
         ("sampling.py", [], "labor, 1 thread, gids over dgl, edges/s"),
         ("sampling.py", ["--temporal"], "nodes, last over uniform, edges/s"),
+        ("matrix_sampling.py", [], "LADIES by degree, 4 in bulk: time by matrices over gids"),
         ("cooperation.py", ["--plot"], "1.5D with adjacency rows, words of a bulk"),
         (
             "sampling.py",
@@ -68,7 +76,7 @@ def run(monkeypatch, capfd):
         ("ranks.py", [], "ladies-distinct, parts: epoch"),
         ("placement.py", ["--times"], "seconds of preprocessing"),
         ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
-        ("labor.py", ["--plot"], "accuracy, PLADIES less LADIES"),
+        ("labor.py", ["--plot"], "input nodes, LADIES less than LABOR-*"),
         ("labor.py", ["--bulk", "2"], "dense, LADIES: accuracy, 2 in bulk"),
         (
             "dependent.py",

@@ -145,8 +145,8 @@ class LayeredSampler(ABC):
         seeds_of_steps: seeds, as in sample(), for each step from first_step on. On the CPU each thread makes
         whole minibatches, while in sample() all threads work on one. This is faster with two threads or more,
         and keeps scratch memory per thread (``nbytes``). With fewer minibatches than half the threads, and on
-        a device, minibatches are sampled one after the other. This is bulk sampling in the matrix formulation
-        (Tripathy et al., MLSys 2024); see docs/internals/sampling.md.
+        a device, minibatches are sampled one after the other. Bulk sampling is from Tripathy et al., MLSys
+        2024; no matrices are made here. See docs/internals/sampling.md.
 
         Blocks and raises like sample(). The error of the first step that fails begins with ``step N:``; then
         no minibatch is returned.
