@@ -15,8 +15,8 @@ import torch
 
 from gids.cuda import on_host
 from gids.errors import MissingError
-from gids.loader.epoch_loader import EpochLoader, check_range
-from gids.loader.options import explain_names
+from gids.loader.epoch_loader import EpochLoader, check_order, check_range
+from gids.loader.options import Size, explain_names
 from gids.loader.row_source import RowSource, Tables
 from gids.loader.sampling import Epoch, EpochSampling, StepSeeds
 from gids.loader.source import Dataset
@@ -55,7 +55,7 @@ class EdgeLoader(EpochLoader):
     Args:
         source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
         edges: edges to train on: int64[2, n], sources and destinations; need not be in the topology. They are
-            copied. None: all edges of the relation.
+            copied. None: all edges of the relation. Or (relation, one of these), in place of relation=.
         sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
             that makes blocks.
         time: the time of each seed edge, int64[n]; with edges=None by edge id (in a dataset without edge ids
@@ -75,18 +75,18 @@ class EdgeLoader(EpochLoader):
         reverse: the relation of the reverses. None: the same relation, if both ends have one type.
         batch_size: number of seed edges, without negatives, on each rank (default 1024).
         tables, shuffle, drop_last, seed, rank, world_size, device, topology_on, dtype, minibatch_rows,
-            pin_memory: as in gids.NodeLoader.
+            pin_memory, memory: as in gids.NodeLoader.
 
     Minibatches are EdgeMinibatches: of tensors if the dataset has one node type and one relation, else of
     dictionaries. Epochs, determinism, ``state_dict()`` and errors are as in gids.NodeLoader. Memory: 16 bytes
     per given edge, and 8 per seed edge for the order of an epoch.
     """
 
-    @explain_names("gids.EdgeLoader")
+    @explain_names("gids.EdgeLoader", of_torch=True)
     def __init__(
         self,
         source: RowSource | Dataset | Sequence[Dataset],
-        edges: torch.Tensor | None,
+        edges: torch.Tensor | tuple[Relation, torch.Tensor | None] | None,
         sampler: Sampler | Sequence[Fanout],
         *,
         time: torch.Tensor | Literal[False] | None = None,
@@ -107,10 +107,13 @@ class EdgeLoader(EpochLoader):
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
         pin_memory: bool = False,
+        memory: Size | None = None,
     ) -> None:
+        check_order("gids.EdgeLoader(source, edges, fanouts)", sampler)
         super().__init__(
             source,
             sampler,
+            memory=memory,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -118,6 +121,10 @@ class EdgeLoader(EpochLoader):
             rank=rank,
             world_size=world_size,
         )
+        if isinstance(edges, tuple) and len(edges) == 2 and isinstance(edges[0], tuple):
+            if relation not in (None, edges[0]):
+                raise ValueError(f"edges are of {describe_type(edges[0])}, and relation={relation}: give one")
+            relation, edges = edges
         if edges is None and self.store.part is not None:
             raise ValueError(
                 "edges=None does not work with a partitioned dataset, of which no rank has all edges: give "

@@ -24,7 +24,7 @@ from gids import cuda
 from gids.closing import Closing
 from gids.cuda.pinned import Consumed, check_pinning
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.options import whole_number
+from gids.loader.options import Size, whole_number
 from gids.loader.queue import Queue
 from gids.loader.row_source import (
     RowLoader,
@@ -80,6 +80,7 @@ class EpochLoader(Closing, ABC):
         source: RowSource | Dataset | Sequence[Dataset],
         sampler: Sampler | Sequence[Fanout],
         *,
+        memory: Size | None,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
@@ -88,7 +89,8 @@ class EpochLoader(Closing, ABC):
         world_size: int | None,
     ) -> None:
         self._opened = ExitStack()
-        self.source = as_row_source(source, self._opened, what=f"gids.{type(self).__name__}")
+        what = f"gids.{type(self).__name__}"
+        self.source = as_row_source(source, self._opened, what=what, memory=memory)
         self.store = self.source.store
         batch_size = whole_number("batch_size", batch_size)
         if batch_size < 1:
@@ -578,6 +580,13 @@ class SampledEpoch(Iterator[Minibatch]):
         self._closed = True
         if self._begun is not None:
             self._begun[0].close()
+
+
+def check_order(call: str, sampler: Any) -> None:
+    """Raise TypeError if seeds are where the fanouts belong. call: the right order."""
+    if isinstance(sampler, str | torch.Tensor | np.ndarray | range):
+        given = type(sampler).__name__
+        raise TypeError(f"the order is {call}, with fanouts such as [10, 10]: a {given} has their place")
 
 
 def check_range(ids: Any, count: int, what: str) -> None:

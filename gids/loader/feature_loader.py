@@ -42,7 +42,7 @@ from gids.loader.memory import (
     check_minibatch_rows,
     larger,
 )
-from gids.loader.options import explain_names
+from gids.loader.options import Size, explain_names
 from gids.loader.packer import PackedRows, Packer, most_rows
 from gids.loader.queue import Queue
 from gids.loader.row_source import Tables, chosen_tables, is_of_nodes
@@ -75,6 +75,7 @@ class FeatureLoader(Closing):
             is short.
         pin_memory: with ``device="cpu"``, features are in pinned memory of torch's, so that ``.to("cuda",
             non_blocking=True)`` copies them while training goes on (default False).
+        memory: with a path or a FeatureStore, as in gids.open().
 
     The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
@@ -95,9 +96,10 @@ class FeatureLoader(Closing):
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
         pin_memory: bool = False,
+        memory: Size | None = None,
     ) -> None:
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
-        self.source = as_source(source, self._opened)
+        self.source = as_source(source, self._opened, memory=memory)
         self._options = options = self.source.options
         self.store = self.source.store
         if not tables:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from gids.cuda import on_host
-from gids.loader.epoch_loader import EpochLoader, check_range
-from gids.loader.options import explain_names
+from gids.loader.epoch_loader import EpochLoader, check_order, check_range
+from gids.loader.facts import seeds_of
+from gids.loader.options import Size, explain_names
 from gids.loader.row_source import RowSource, Tables
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset
@@ -30,10 +31,10 @@ class NodeLoader(EpochLoader):
 
     Args:
         source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
-        seeds: nodes to train on: integers of any width, may repeat, or bool[num_nodes]; a tensor, an array, a
-            list or a range; or a dictionary of these by node type. They are copied, 8 bytes each. Without a
-            dictionary, which only a dataset with one node type and one relation allows, minibatches have
-            tensors; with one, they have dictionaries.
+        seeds: nodes to train on: the name of a split, such as ``"train"``; integers of any width, may repeat,
+            or bool[num_nodes]; a tensor, an array, a list or a range; or one of these by node type, as a
+            mapping or as ``("paper", ids)``. They are copied, 8 bytes each. By node type, minibatches have
+            dictionaries; otherwise, which only a dataset with one node type and one relation allows, tensors.
         sampler: fanouts (one per layer, the last one applies to the seeds), or a sampler.
         time: the time of each seed, int64[n], or by node type like seeds. Minibatches are then temporal:
             every seed has a tree of its own, without edges that are later than the seed. Fanouts use the
@@ -66,6 +67,9 @@ class NodeLoader(EpochLoader):
         pin_memory: with ``device="cpu"``, all tensors of minibatches are in pinned memory, so that
             ``minibatch.to("cuda", non_blocking=True)`` copies them while training goes on (default False). A
             minibatch is read when training is done with the one before the last.
+        memory: with a path or a FeatureStore, as in gids.open().
+
+    Arguments of torch's DataLoader about workers are ignored, with a warning: threads sample and read ahead.
 
     Each ``for`` is one epoch. ``epoch`` is the number of the next one; it may be set. A minibatch depends
     only on the dataset, the arguments, the epoch and the step, not on window, threads, cache or device.
@@ -79,11 +83,11 @@ class NodeLoader(EpochLoader):
     ``state_dict()`` resumes.
     """
 
-    @explain_names("gids.NodeLoader")
+    @explain_names("gids.NodeLoader", of_torch=True)
     def __init__(
         self,
         source: RowSource | Dataset | Sequence[Dataset],
-        seeds: PerType,
+        seeds: PerType | str | tuple[str, Any] | Mapping[str, Any],
         sampler: Sampler | Sequence[Fanout],
         *,
         time: PerType | None = None,
@@ -102,10 +106,13 @@ class NodeLoader(EpochLoader):
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
         pin_memory: bool = False,
+        memory: Size | None = None,
     ) -> None:
+        check_order("gids.NodeLoader(source, seeds, fanouts)", sampler)
         super().__init__(
             source,
             sampler,
+            memory=memory,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -116,7 +123,9 @@ class NodeLoader(EpochLoader):
         self.cooperative = bool(cooperative)
         if labels not in (True, False, "inputs"):
             raise ValueError(f"labels={labels!r} must be True, False or 'inputs'")
-        by_type = isinstance(seeds, dict)
+        several = len(self._graphs) > 1 or len(self.store.node_types) > 1
+        ids: PerType = seeds_of(self.store, seeds, by_type=several)
+        by_type = isinstance(ids, dict)
         if not by_type and len(self._graphs) > 1:
             raise TypeError(
                 f"{self.store.name} has {len(self._graphs)} relations: give seeds by node type, such as "
@@ -127,7 +136,7 @@ class NodeLoader(EpochLoader):
             self._use_times(strategy)
         elif strategy is not None:
             raise ValueError(f"strategy={strategy!r} needs times of the seeds: give time=")
-        self._seeds = _Seeds(topology, seeds, time)
+        self._seeds = _Seeds(topology, ids, time)
         self._labels = {
             t: self.store.labels[t] for t in topology.node_types if labels and t in self.store.labels
         }

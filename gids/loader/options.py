@@ -10,9 +10,10 @@ import functools
 import inspect
 import operator
 import os
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, ParamSpec, SupportsIndex, TypeVar, get_args
+from typing import Any, Literal, ParamSpec, SupportsIndex, TypeVar, get_args
 
 import torch
 
@@ -154,16 +155,45 @@ def check_names(caller: str, names: Iterable[str], known: Iterable[str]) -> None
         raise TypeError(f"{wrong} (it has {', '.join(known)})")
 
 
-def explain_names(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: check_names for a function's keyword arguments. The typed signature stays as it is."""
+WITHOUT_EFFECT = (
+    "num_workers",
+    "persistent_workers",
+    "prefetch_factor",
+    "timeout",
+    "multiprocessing_context",
+    "worker_init_fn",
+    "pin_memory_device",
+    "in_order",
+)
+"""Arguments of torch's DataLoader about workers, which loaders take and ignore."""
+
+
+def without_ignored(caller: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments but those of WITHOUT_EFFECT, which a warning names."""
+    if ignored := [name for name in WITHOUT_EFFECT if arguments.get(name)]:
+        names = " and ".join(f"{name}=" for name in ignored)
+        warnings.warn(
+            f"{caller}: {names} {'have' if len(ignored) > 1 else 'has'} no effect: threads sample and read "
+            "ahead, without worker processes",
+            stacklevel=3,
+        )
+    return {name: value for name, value in arguments.items() if name not in WITHOUT_EFFECT}
+
+
+def explain_names(caller: str, *, of_torch: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: check_names for a function's keyword arguments. The typed signature stays as it is.
+
+    of_torch: also take the arguments of WITHOUT_EFFECT, and ignore them.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = [name for name in inspect.signature(function).parameters if name != "self"]
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            check_names(caller, kwargs, known)
-            return function(*args, **kwargs)
+            given: Any = without_ignored(caller, kwargs) if of_torch else kwargs
+            check_names(caller, given, known)
+            return function(*args, **given)
 
         return checked
 

@@ -29,6 +29,7 @@ from gids.closing import Closing
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
 from gids.io.disks import device_of
+from gids.loader.facts import DatasetFacts
 from gids.loader.options import Options
 from gids.loader.ranks import Ranks
 from gids.loader.rows import EpochInput
@@ -103,9 +104,7 @@ def _table(source: RowSource, table: str | Table) -> Table:
         return source.match(table)
     if not isinstance(table, str):
         raise TypeError(f"tables has a {type(table).__name__}: give names of tables, or Tables of any store")
-    named = [store for store in source.stores if table in store.tables]
-    with_key = [store for store in source.stores if any(t.key == table for t in store.tables.values())]
-    return source.match((named or with_key or source.stores)[0].table(table))
+    return source.match(source.table(table))
 
 
 log = logging.getLogger("gids")
@@ -267,7 +266,7 @@ class RowLoader(Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
-class RowSource(Closing, ABC):
+class RowSource(DatasetFacts, Closing, ABC):
     """A dataset, or several, with options and one memory budget, for loaders that sample and read rows.
 
     Attributes: store (the first dataset's); stores; matched (of matched_tables()); options; lender; together:
@@ -290,10 +289,6 @@ class RowSource(Closing, ABC):
     def match(self, table: Table) -> Table:
         """The table by the numbers of the first dataset that has its type. Raises as matched()."""
         return self.matched.get(table) or matched(table, self.stores)
-
-    def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
-        """The ids of a split, as FeatureStore.split."""
-        return self.store.split(name, ntype)
 
     def stats(self) -> dict[str, Any]:
         """The sums of the stats() of all loaders of this source.

@@ -16,11 +16,11 @@ import torch
 from gids import cuda
 from gids.loader.options import Options, Reads, Size, Tuning, explain_names
 from gids.loader.ranks import Ranks, find_ranks
-from gids.loader.row_source import Lender, RowSource, StepSampling, Tables, chosen_tables
+from gids.loader.row_source import Lender, RowSource, StepSampling, Tables, chosen_tables, log
 from gids.loader.sampling import sample_steps
 from gids.packs import find_scratch
 from gids.sampler import Topology
-from gids.sizes import parse_bytes
+from gids.sizes import format_bytes, parse_bytes
 from gids.store import FeatureStore, Graph, Table, graphs_of
 from gids.store.numbering import matched_tables
 from gids.store.part import refuse_part
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
 
 Dataset = FeatureStore | str | os.PathLike[str]
+_LEAST = 4096  # bytes of memory; fewer are meant as gigabytes
 
 
 class Source(RowSource):
@@ -191,7 +192,7 @@ def open(
     if not datasets:
         raise ValueError("dataset is an empty list; give a path or a FeatureStore")
     options = Options(
-        memory=_bytes("memory", memory),
+        memory=_memory(memory),
         device_memory=_bytes("device_memory", device_memory),
         window=window,
         reads=reads,
@@ -216,12 +217,14 @@ def open(
         return Source(stores, matched, options, lender, opening.pop_all())
 
 
-def as_source(dataset: RowSource | Dataset | Sequence[Dataset], closing: ExitStack) -> Source:
-    """The source that is given, or one with default options, which `closing` then closes.
+def as_source(
+    dataset: RowSource | Dataset | Sequence[Dataset], closing: ExitStack, *, memory: Size | None = None
+) -> Source:
+    """The source that is given, or one with this memory and default options, which `closing` then closes.
 
     Raises ValueError if it is closed, or is one whose ranks read together.
     """
-    source = as_row_source(dataset, closing)
+    source = as_row_source(dataset, closing, memory=memory)
     if not isinstance(source, Source):
         raise ValueError(
             f"{source!r} divides rows among ranks, so that all of them read together: use gids.NodeLoader, "
@@ -231,15 +234,22 @@ def as_source(dataset: RowSource | Dataset | Sequence[Dataset], closing: ExitSta
 
 
 def as_row_source(
-    dataset: RowSource | Dataset | Sequence[Dataset], closing: ExitStack, *, what: str = ""
+    dataset: RowSource | Dataset | Sequence[Dataset],
+    closing: ExitStack,
+    *,
+    what: str = "",
+    memory: Size | None = None,
 ) -> RowSource:
     """As as_source(), for loaders whose ranks may read together. what: a loader that needs all parts."""
     if isinstance(dataset, RowSource):
+        if memory is not None:
+            made_by = f"{dataset.made_by[:-1]}PATH, memory=...)"
+            raise TypeError(f"memory= is for a loader of a path; a source has its own: {made_by}")
         if dataset.lender.closed:
             raise ValueError(f"{dataset!r} is closed: call {dataset.made_by} again")
         source = dataset
     else:
-        source = open(dataset)
+        source = open(dataset, memory=memory)
         closing.callback(source.close)
     if what and not source.together:
         for store in source.stores:
@@ -248,4 +258,17 @@ def as_row_source(
 
 
 def _bytes(name: str, value: Size | None) -> int | None:
-    return None if value is None else parse_bytes(value, name)
+    if value is None:
+        return None
+    nbytes = parse_bytes(value, name)
+    if 0 < nbytes < _LEAST:
+        raise ValueError(f"{name}={value!r} is {nbytes} bytes: did you mean '{nbytes}GB'?")
+    return nbytes
+
+
+def _memory(value: Size | None) -> int | None:
+    nbytes = _bytes("memory", value)
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if nbytes is not None and nbytes > most:
+        log.warning("memory=%r is more than this machine has: %s", value, format_bytes(most))
+    return nbytes

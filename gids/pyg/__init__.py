@@ -10,6 +10,6 @@ except ImportError as error:
     raise ImportError(f"gids.pyg needs PyG: pip install torch_geometric ({error})") from error
 
 from gids.pyg.loaders import LinkNeighborLoader, NeighborLoader
-from gids.pyg.stores import FeatureStore, GraphStore
+from gids.pyg.stores import MappedFeatures, MappedGraph
 
-__all__ = ["FeatureStore", "GraphStore", "LinkNeighborLoader", "NeighborLoader"]
+__all__ = ["LinkNeighborLoader", "MappedFeatures", "MappedGraph", "NeighborLoader"]

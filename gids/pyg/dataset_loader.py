@@ -18,8 +18,8 @@ from torch_geometric.sampler.base import SubgraphType
 
 from gids.cuda import on_host
 from gids.loader import SampledEpoch
-from gids.loader.epoch_loader import EpochLoader
-from gids.loader.options import check_names
+from gids.loader.epoch_loader import EpochLoader, check_order
+from gids.loader.options import WITHOUT_EFFECT, Size, check_names, without_ignored
 from gids.loader.row_source import RowSource, Tables, default_tables
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import as_row_source
@@ -31,11 +31,10 @@ from gids.sampler import Minibatch, Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore
 
-_WITHOUT_EFFECT = "is_sorted filter_per_worker num_workers persistent_workers prefetch_factor \
-pin_memory_device timeout multiprocessing_context worker_init_fn in_order"
+_WITHOUT_EFFECT = "is_sorted", "filter_per_worker", *WITHOUT_EFFECT
 """Arguments of PyG's loaders that are accepted: edges are sorted, and there are no worker processes."""
 
-_FROM_PYG = "PyG's own loaders take it, with gids.pyg.FeatureStore and gids.pyg.GraphStore as data"
+_FROM_PYG = "PyG's own loaders take it, with gids.pyg.MappedFeatures and gids.pyg.MappedGraph as data"
 _REFUSED = {
     "neighbor_sampler": _FROM_PYG,
     "transform_sampler_output": _FROM_PYG,
@@ -51,7 +50,7 @@ _REFUSED = {
 
 
 def open_dataset(
-    kind: type[DatasetLoader], data: Any, options: Mapping[str, Any]
+    kind: type[DatasetLoader], data: Any, num_neighbors: Any, options: Mapping[str, Any]
 ) -> tuple[RowSource, ExitStack]:
     """The source of a loader, and what closes it if it is opened here.
 
@@ -61,7 +60,7 @@ def open_dataset(
     name = f"gids.pyg.{kind.__name__}"
     parameters = [p for owner in (kind, DatasetLoader) for p in inspect.signature(owner).parameters.values()]
     known = dict.fromkeys(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    check_names(name, options, [*known, *_WITHOUT_EFFECT.split(), *_REFUSED])
+    check_names(name, options, [*known, *_WITHOUT_EFFECT, *_REFUSED])
     for option, cure in _REFUSED.items():
         if options.get(option) is not None and (option, options[option]) != ("directed", True):
             raise ValueError(f"{name} does not take {option}=: {cure}")
@@ -71,8 +70,11 @@ def open_dataset(
             "gids.FeatureStore. Use PyG's own loader for Data, HeteroData and pairs of stores, or write the "
             "data to disk by `gids convert`"
         )
+    seeds = list(inspect.signature(kind).parameters)[2]
+    check_order(f"{name}(data, num_neighbors, {seeds})", num_neighbors)
+    without_ignored(name, options)
     closing = ExitStack()
-    return as_row_source(data, closing, what=name), closing
+    return as_row_source(data, closing, what=name, memory=options.get("memory")), closing
 
 
 class DatasetLoader(EpochLoader):
@@ -104,6 +106,7 @@ class DatasetLoader(EpochLoader):
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
         pin_memory: bool = False,
+        memory: Size | None = None,
         **without_effect: object,
     ) -> None:
         store, graphs = source.store, sampler.graphs
@@ -124,6 +127,7 @@ class DatasetLoader(EpochLoader):
         super().__init__(
             source,
             sampler,
+            memory=None,  # open_dataset() has it
             batch_size=batch_size,
             shuffle=bool(shuffle),
             drop_last=drop_last,
@@ -146,6 +150,11 @@ class DatasetLoader(EpochLoader):
             negatives=sampler.negatives,
             labelled=store.labels if labels else (),
         )
+
+    @property
+    def data(self) -> RowSource:
+        """The source, in place of PyG's data in memory."""
+        return self.source
 
     def __iter__(self) -> LoaderEpoch:  # type: ignore[override]  # of Data
         return LoaderEpoch(super().__iter__(), self._data, self.transform, pinned=self.pin_memory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,8 +19,9 @@ from gids.store.names import Relation, describe_type
 
 Inputs: TypeAlias = NodeSamplerInput | EdgeSamplerInput
 Nodes = torch.Tensor | Sequence[int] | None
-InputNodes = Nodes | str | tuple[str, Nodes]
-InputEdges = torch.Tensor | None | Relation | tuple[Relation, torch.Tensor | None]
+InputNodes = Nodes | str | tuple[str, Nodes | str] | Mapping[str, Nodes | str]
+Edges = torch.Tensor | None
+InputEdges = Edges | Relation | tuple[Relation, Edges] | Mapping[Relation, Edges]
 _COUNTERS = {"dst": 1, "src": 2}
 """Words of a counter that no other random numbers of an epoch have."""
 _TRIALS = 6
@@ -33,16 +34,22 @@ def node_inputs(
     """Raises TypeError, ValueError, IndexError and KeyError for input_nodes that do not fit the store."""
     ntype: str | None = None
     chosen: Any = nodes
-    if isinstance(nodes, str):
+    if isinstance(nodes, Mapping) and len(nodes) == 1:
+        [(ntype, chosen)] = nodes.items()
+    elif isinstance(nodes, str) and nodes in store.node_types:
         ntype, chosen = nodes, None
     elif isinstance(nodes, tuple | list) and len(nodes) == 2 and isinstance(nodes[0], str):
         ntype, chosen = nodes
+    elif isinstance(nodes, str):
+        ntype = None if is_homogeneous(store) else store.split_type(nodes)
     elif not is_homogeneous(store):
         raise ValueError(
-            f"input_nodes of {store.name} must be a node type, or (node type, nodes): it has "
+            f"input_nodes of {store.name} must be a split, a node type, or (node type, nodes): it has "
             f"{len(store.node_types)} node types and {len(store.relations)} edge types"
         )
     count = store.num_nodes(ntype)
+    if isinstance(chosen, str):
+        chosen = store.split(chosen, ntype)
     if chosen is None:
         ids = torch.arange(count)
     else:
@@ -70,6 +77,8 @@ def edge_inputs(
 ) -> EdgeSamplerInput:
     """Raises TypeError, ValueError, IndexError and KeyError for edges that do not fit the store."""
     relation: Relation | None = None
+    if isinstance(edges, Mapping) and len(edges) == 1:
+        [edges] = edges.items()
     chosen: Any = edges
     if isinstance(edges, tuple | list) and len(edges) and isinstance(edges[0], str):
         relation, chosen = _relation(store, graphs, edges), None

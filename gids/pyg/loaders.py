@@ -22,8 +22,9 @@ class NeighborLoader(DatasetLoader):
         data: gids.open(...), or for default options the dataset's path or a gids.FeatureStore.
         num_neighbors: number of neighbors to draw in each hop, -1 for all; or a dictionary of these lists by
             edge type. As in PyG, the first number applies to the seeds. An empty list yields the seeds alone.
-        input_nodes: the seeds: int64[n], bool[num_nodes] or None for all nodes; in a dataset with several
-            types a node type, or (node type, one of these).
+        input_nodes: the seeds: the name of a split, such as ``"train"``; int64[n], bool[num_nodes]; None for
+            all nodes; in a dataset with several types a node type, or (node type, one of these), also as a
+            mapping with one entry.
         input_time: int64[n], a time for each seed. None, with times of nodes: the seeds' own.
         replace: draw with replacement.
         subgraph_type: ``"directional"`` (the sampled edges), ``"bidirectional"`` (also their reverses, as
@@ -50,9 +51,10 @@ class NeighborLoader(DatasetLoader):
         device: ``"cpu"`` (default) or ``"cuda"``: where the sampling, the cache and the minibatches are.
         topology_on, dtype, minibatch_rows: as in gids.NodeLoader.
         pin_memory: with ``device="cpu"``, minibatches are in pinned memory before `transform` gets them.
+        memory: with a path or a gids.FeatureStore, as in gids.open().
 
-    ``num_workers`` and other arguments of torch's DataLoader about workers are accepted and have no effect:
-    sampling uses native threads, and reading is asynchronous.
+    ``num_workers`` and other arguments of torch's DataLoader about workers are ignored, with a warning:
+    threads sample and read ahead. ``data`` is the source.
 
     Attributes of a minibatch: ``x`` (tables with another key than "feat": that name), ``edge_attr``, ``y``,
     ``num_nodes`` of types without tables, ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``,
@@ -84,7 +86,7 @@ class NeighborLoader(DatasetLoader):
         input_id: torch.Tensor | None = None,
         **options: Any,
     ) -> None:
-        source, closing = open_dataset(NeighborLoader, data, options)
+        source, closing = open_dataset(NeighborLoader, data, num_neighbors, options)
         if input_time is not None and time_attr is None:
             raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
         inputs = node_inputs(source.store, input_nodes, input_time, input_id)
@@ -138,7 +140,7 @@ class LinkNeighborLoader(DatasetLoader):
         input_id: torch.Tensor | None = None,
         **options: Any,
     ) -> None:
-        source, closing = open_dataset(LinkNeighborLoader, data, options)
+        source, closing = open_dataset(LinkNeighborLoader, data, num_neighbors, options)
         if (edge_label_time is None) != (time_attr is None):
             times, attr = ("not set" if value is None else "set" for value in (edge_label_time, time_attr))
             raise ValueError(

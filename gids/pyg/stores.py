@@ -10,9 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch_geometric.data import FeatureStore as PygFeatureStore
-from torch_geometric.data import GraphStore as PygGraphStore
-from torch_geometric.data import TensorAttr
+from torch_geometric.data import FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gids import store as gids_store
@@ -54,7 +52,7 @@ class _OverStore:
         raise TypeError(f"{name} cannot be changed: a gids dataset is written once, by `gids convert`")
 
 
-class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
+class MappedFeatures(_OverStore, FeatureStore):  # type: ignore[misc]  # PyG is not typed
     """The tables and labels of a dataset as PyG's FeatureStore. Read-only.
 
     store: a gids.FeatureStore, or a path. Groups are node types and edge types; None in a dataset with one of
@@ -108,7 +106,7 @@ class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is
         return len(self.get_all_tensor_attrs())
 
 
-class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not typed
+class MappedGraph(_OverStore, GraphStore):  # type: ignore[misc]  # PyG is not typed
     """The topology of a dataset as PyG's GraphStore. Read-only. int64 arrays are mapped from the files.
 
     store: a gids.FeatureStore, or a path. Edge types are the relations; None in a dataset with one node type

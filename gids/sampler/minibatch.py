@@ -100,9 +100,15 @@ class Block:
 
 
 class FeatureRows(dict[str, torch.Tensor]):
-    """Rows by table name. Another name raises KeyError with the names that exist."""
+    """Rows by table name, or by key: "feat" is "paper.feat" if no other table here has the key.
+
+    Another name raises KeyError with the names that exist.
+    """
 
     def __missing__(self, name: object) -> torch.Tensor:
+        of_key = [of_table for of_table in self if of_table.rpartition(".")[2] == name]
+        if len(of_key) == 1:
+            return self[of_key[0]]
         names = ", ".join(map(repr, self)) or "none"
         raise MissingError(f"the minibatch has no features {name!r} (it has {names})")
 

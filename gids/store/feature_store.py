@@ -267,9 +267,14 @@ class FeatureStore:
         ntype: optional if exactly one node type has this split. Raises MissingError, a KeyError,
         that lists the splits of the dataset.
         """
+        of_type = self.split_type(name, ntype)
+        return self.splits[of_type][name]
+
+    def split_type(self, name: str, ntype: str | None = None) -> str:
+        """The node type that has this split, or the given one of those that have it. Raises as split()."""
         ntypes = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
         if len(ntypes) == 1:
-            return self.splits[ntypes[0]][name]
+            return ntypes[0]
         if ntypes:
             types = ", ".join(map(repr, ntypes))
             raise MissingError(

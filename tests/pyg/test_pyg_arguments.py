@@ -59,7 +59,7 @@ def test_data_in_memory_and_arguments_that_gids_does_not_take_are_refused(
         with pytest.raises(TypeError, match=re.escape(said) + ".*PyG's own loader for Data"):
             make(data, [2])
     for name, value, cure in (
-        ("neighbor_sampler", object(), "PyG's own loaders take it, with gids.pyg.FeatureStore"),
+        ("neighbor_sampler", object(), "PyG's own loaders take it, with gids.pyg.MappedFeatures"),
         ("transform_sampler_output", print, "PyG's own loaders take it"),
         ("sampler", [1, 2], "give the seeds in your order"),
         ("batch_sampler", [[1, 2]], "give the seeds in your order"),

@@ -1,4 +1,4 @@
-"""gids.pyg.FeatureStore and GraphStore: PyG's interfaces, and PyG's own loaders on them."""
+"""gids.pyg.MappedFeatures and GraphStore: PyG's interfaces, and PyG's own loaders on them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import gids.pyg
 from gids.write.partition import partition
 
 
-def both(path: Path) -> tuple[gids.pyg.FeatureStore, gids.pyg.GraphStore]:
+def both(path: Path) -> tuple[gids.pyg.MappedFeatures, gids.pyg.MappedGraph]:
     store = gids.FeatureStore(path)
-    return gids.pyg.FeatureStore(store), gids.pyg.GraphStore(store)
+    return gids.pyg.MappedFeatures(store), gids.pyg.MappedGraph(store)
 
 
 def test_tensors_are_the_rows_of_the_source(several: HeteroData, several_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_wrong_arguments_of_stores_are_refused(several_path: Path) -> None:
 def test_a_part_of_a_dataset_is_refused(one_path: Path, tmp_path: Path) -> None:
     partition(one_path, tmp_path / "parts", 2)
     for open_part in (
-        gids.pyg.FeatureStore,
-        gids.pyg.GraphStore,
+        gids.pyg.MappedFeatures,
+        gids.pyg.MappedGraph,
         partial(gids.pyg.NeighborLoader, num_neighbors=[3], input_nodes=None, seed=0),
     ):
         with pytest.raises(ValueError, match=r"part-000\.gids is part 0 of 2: .*open\(\)"):
