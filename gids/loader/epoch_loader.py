@@ -585,8 +585,8 @@ class SampledEpoch(Iterator[Minibatch]):
 def check_order(call: str, sampler: Any) -> None:
     """Raise TypeError if seeds are where the fanouts belong. call: the right order."""
     if isinstance(sampler, str | torch.Tensor | np.ndarray | range):
-        given = type(sampler).__name__
-        raise TypeError(f"the order is {call}, with fanouts such as [10, 10]: a {given} has their place")
+        kind = type(sampler).__name__
+        raise TypeError(f"the order is {call}, with fanouts such as [10, 10]: a {kind} has their place")
 
 
 def check_range(ids: Any, count: int, what: str) -> None:

@@ -170,7 +170,7 @@ WITHOUT_EFFECT = (
 
 def without_ignored(caller: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments but those of WITHOUT_EFFECT, which a warning names."""
-    if ignored := [name for name in WITHOUT_EFFECT if arguments.get(name)]:
+    if ignored := [name for name in WITHOUT_EFFECT if arguments.get(name) and name != "in_order"]:
         names = " and ".join(f"{name}=" for name in ignored)
         warnings.warn(
             f"{caller}: {names} {'have' if len(ignored) > 1 else 'has'} no effect: threads sample and read "

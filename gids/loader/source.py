@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from gids import cuda
+from gids.errors import MemoryBudgetError
 from gids.loader.options import Options, Reads, Size, Tuning, explain_names
 from gids.loader.ranks import Ranks, find_ranks
 from gids.loader.row_source import Lender, RowSource, StepSampling, Tables, chosen_tables, log
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
 
 Dataset = FeatureStore | str | os.PathLike[str]
-_LEAST = 4096  # bytes of memory; fewer are meant as gigabytes
+_LEAST = 1000  # bytes of memory; fewer are meant as gigabytes
 
 
 class Source(RowSource):
@@ -182,7 +183,8 @@ def open(
 
     Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
     of its range and for datasets with other ids, TypeError for a number that is not whole and for an argument
-    that does not exist, StorageError for a scratch directory that does not exist or cannot be written.
+    that does not exist, MemoryBudgetError for less than 1000 bytes, StorageError for a scratch directory that
+    does not exist or cannot be written.
     """
     if not isinstance(tuning, Tuning | None):
         raise TypeError(f"tuning is {type(tuning).__name__}: give gids.Tuning(...)")
@@ -262,7 +264,7 @@ def _bytes(name: str, value: Size | None) -> int | None:
         return None
     nbytes = parse_bytes(value, name)
     if 0 < nbytes < _LEAST:
-        raise ValueError(f"{name}={value!r} is {nbytes} bytes: did you mean '{nbytes}GB'?")
+        raise MemoryBudgetError(f"{name}={value!r} is {nbytes} bytes: did you mean '{nbytes}GB'?")
     return nbytes
 
 

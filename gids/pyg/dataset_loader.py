@@ -17,8 +17,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
 
 from gids.cuda import on_host
-from gids.loader import SampledEpoch
-from gids.loader.epoch_loader import EpochLoader, check_order
+from gids.loader.epoch_loader import EpochLoader, SampledEpoch, check_order
 from gids.loader.options import WITHOUT_EFFECT, Size, check_names, without_ignored
 from gids.loader.row_source import RowSource, Tables, default_tables
 from gids.loader.sampling import Epoch, EpochSampling

@@ -41,6 +41,9 @@ def node_inputs(
     elif isinstance(nodes, tuple | list) and len(nodes) == 2 and isinstance(nodes[0], str):
         ntype, chosen = nodes
     elif isinstance(nodes, str):
+        if not any(nodes in splits for splits in store.splits.values()):
+            known = ", ".join(map(repr, store.node_types))
+            raise MissingError(f"no split and no node type {nodes!r} in {store.name} (node types: {known})")
         ntype = None if is_homogeneous(store) else store.split_type(nodes)
     elif not is_homogeneous(store):
         raise ValueError(

@@ -1,6 +1,6 @@
 """Samplers: make minibatches from seeds, on the CPU or on a GPU. See docs/sampler.md."""
 
-from gids.sampler.forest import PlantedNodes, TimedSeeds, Trees
+from gids.sampler.forest import TimedSeeds
 from gids.sampler.labor import Labor
 from gids.sampler.ladies import Ladies
 from gids.sampler.locality import LocalityBias
@@ -16,11 +16,9 @@ __all__ = [
     "LocalityBias",
     "Minibatch",
     "Neighbor",
-    "PlantedNodes",
     "RandomWalk",
     "Sampler",
     "TimedSeeds",
     "Topology",
-    "Trees",
     "sort_by_time",
 ]

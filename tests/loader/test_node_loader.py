@@ -420,8 +420,8 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"num_workers": 3}, TypeError, "NodeLoader has no argument 'num_workers'.*tables"),
-        ({"num_workers": 3, "tables": []}, TypeError, "NodeLoader has no argument 'num_workers'"),
+        ({"workers": 3}, TypeError, "NodeLoader has no argument 'workers'.*tables"),
+        ({"workers": 3, "tables": []}, TypeError, "NodeLoader has no argument 'workers'"),
         ({"memory": "8 apples"}, ValueError, "memory='8 apples' is not a size in bytes"),
         ({"sampler": 10}, TypeError, r"sampler=10: give fanouts, such as \[10, 10\], or a sampler"),
         ({"sampler": None}, TypeError, "sampler=None"),

@@ -72,7 +72,7 @@ def test_data_in_memory_and_arguments_that_gids_does_not_take_are_refused(
         with pytest.raises(ValueError, match=rf"gids\.pyg\.{make.__name__} does not take {name}=: .*{cure}"):
             make(one_path, [2], **{name: value})
     for name, said in (
-        ("memory", "an option of gids.open()"),
+        ("window", "an option of gids.open()"),
         ("trasform", "did you mean 'transform'"),
         ("options", "(it has data,"),
     ):

@@ -175,7 +175,7 @@ def test_minibatches_depend_on_seed_and_epoch_alone(one_path: Path) -> None:
             return [b.n_id.tolist() + b.e_id.tolist() for _ in range(2) for b in loader]
 
     expected = run()
-    without_effect: dict[str, Any] = {"num_workers": 3, "timeout": 3, "is_sorted": True}
+    without_effect: dict[str, Any] = {"num_workers": 0, "in_order": True, "is_sorted": True}
     for options in ({"window": 0}, {"threads": 1}, {"threads": 4, **without_effect}, {"tables": []}):
         assert run(**options) == expected, options
     assert run(seed=1) != expected
@@ -212,8 +212,8 @@ def test_wrong_arguments_of_a_loader_are_refused(
         (TypeError, "give a list", one_path, {CITES: [2]}, None, {}),
         (ValueError, "edge type", several_path, {CITES: [2]}, "paper", {}),
         (ValueError, "hops", several_path, {CITES: [2], WRITES: [2, 2], WRITTEN: [2]}, "paper", {}),
-        (ValueError, "must be a node type", several_path, [2], None, {}),
-        (KeyError, "no node type 'venue'", several_path, [2], "venue", {}),
+        (ValueError, "must be a split, a node type", several_path, [2], None, {}),
+        (KeyError, "no split and no node type 'venue'", several_path, [2], "venue", {}),
         (ValueError, "a mask is", one_path, [2], torch.ones(3, dtype=torch.bool), {}),
         (TypeError, "give int64", one_path, [2], torch.ones(3), {}),
         (IndexError, "ids run from 0 to 599", one_path, [2], [600], {}),
