@@ -34,10 +34,10 @@ class Window:
     """In place of a FeatureLoader's Placement: a cache, with a window and planned minibatches that stay."""
 
     def __init__(self, cache: Cache, window: int, planned: int) -> None:
-        self._cache, self.window, self._planned = cache, window, planned
+        self._cache, self.window, self.most_planned = cache, window, planned
 
     def planned_now(self) -> int:
-        return self._planned
+        return self.most_planned
 
     def cache_for(self, *_: Any, **__: Any) -> Cache:
         return self._cache

@@ -164,7 +164,7 @@ class DeviceFeatureCache:
 
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
-        self._entered = self._planned = self._retired = 0
+        self._entered = self._planned = self._gathered = self._retired = 0
         self._planned_mask = 0
         self._steps: dict[int, _Step] = {}  # live
         self._flights: deque[_Step] = deque()  # planned steps whose last gather is not enqueued
@@ -186,7 +186,7 @@ class DeviceFeatureCache:
         with self._clock("enter_s"):
             check_ids(ids, self._states, self._device.torch_device)
             if not self._steps and step > self._entered:
-                self._entered = self._planned = self._retired = step
+                self._entered = self._planned = self._gathered = self._retired = step
             if step != self._entered:
                 raise RuntimeError(f"steps must enter in order: expected {self._entered}, got {step}")
             if self._entered - self._retired >= _core.USE_BITS:
@@ -236,7 +236,7 @@ class DeviceFeatureCache:
                         self._reads.post(plan)
                 # Collect for the next two minibatches only: their rows cross the bus while the consumer
                 # computes and while the pages of later ones are read.
-                soon = min(self._retired + 1, step - 1)
+                soon = min(self._gathered + 1, step - 1)
                 while self._flights[0].number <= soon:
                     self._collect()
 
@@ -265,7 +265,9 @@ class DeviceFeatureCache:
             if error is None and lost:  # a read failed: the host repeats it and learns the reason
                 again, error = self.read_through(lost)
                 s.outputs.update(again)
-            return {name: make_bools_proper(rows) for name, rows in s.outputs.items()}, error
+            outputs, s.outputs, s.plans = s.outputs, {}, []  # the consumer's now
+            self._gathered = step + 1
+            return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def retire(self, step: int) -> None:
         """Remove the step's marks. Steps retire in order. Does not block after gather()."""
@@ -283,6 +285,7 @@ class DeviceFeatureCache:
                     self._kernels.retire(state, self._counters.of(s.index, name), s.rows.get(name), s.bit)
             del self._steps[step]
             self._retired += 1
+            self._gathered = max(self._gathered, self._retired)
 
     def cancel(self) -> None:
         """Wait for the posted reads, then retire every live step. No mark is left.
