@@ -65,6 +65,7 @@ def run(monkeypatch, capfd):
         ("loading.py", ["cold", "--plot"], "over"),
         ("loading.py", ["windows"], "minibatches"),
         ("loading.py", ["memory"], "over"),  # "disks" limits this process
+        ("accumulator.py", [], "8 seeds, the rule over twice the queue: rows/s"),
         ("ranks.py", [], "ladies-distinct, parts: epoch"),
         ("placement.py", ["--times"], "seconds of preprocessing"),
         ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
