@@ -60,7 +60,8 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 _MEASURED_SHARE = 16
-"""Pages that are read to measure the disks take at most 1/16 of the memory, for a moment."""
+_MEASURED_BYTES = 32 << 20
+"""What is read to measure the disks takes at most 1/16 of the memory, and at most so much."""
 
 
 class FeatureLoader(Closing):
@@ -183,7 +184,7 @@ class FeatureLoader(Closing):
             self._options.engine,
             depth=depth,
             direct=self._options.direct,
-            most_bytes=memory_bytes // _MEASURED_SHARE,
+            most_bytes=min(_MEASURED_BYTES, memory_bytes // _MEASURED_SHARE),
         )
 
     def _on_device(self, expected: Rows | None, speed: DiskSpeed | None) -> DevicePlacement:
