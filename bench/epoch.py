@@ -10,11 +10,12 @@ They are stopped after a minute and compared by rows per second. All sides have 
 and model, and run in fresh processes with a cold page cache. gids gets memory for a quarter of the features.
 Stock gets as much for its process, page cache included, or what the process of gids grew by, if that is more.
 Sides run in alternating order; results are medians. A side of stock that fails is omitted. The
-epoch is measured from opening the features to the last step. Rows of all minibatches are compared with the
+epoch is measured from opening the features to the last step. Stages: sampling; aggregation, all that training
+waits for rows; training. On a CPU nothing is transferred. --plot draws them, by minibatch. Rows of all minibatches are compared with the
 dataset. The limit of any loader is printed too: the greater of the time that the device needs for gids' reads
 and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
 
---hetero: Figure 13 of Park et al., "GIDS", PVLDB 17(6), 2024.
+Figures 3, 5, 13 and 14 of Park et al., "GIDS", PVLDB 17(6), 2024.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from harness import (
     read_ahead_bytes,
 )
 
+from plot import plot_bars
+
 from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import comparable
 from gids.bench.isolation import why_no_limit
@@ -49,6 +52,8 @@ from gids.store import FeatureStore, Table
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
 DIM = 1024  # float32 per row
 STOCK_S = 60.0  # time limit of the baselines
+
+STAGES = ("sampling", "aggregation", "training")
 
 Rounds = dict[str, list[EpochResult | None]]
 """By side; None where stock DGL failed."""
@@ -93,7 +98,7 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
     no_limit = why_no_limit()
     limit = f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"
     print(f"{os.cpu_count()} cores; {limit}", flush=True)
-    module = "rgcn_side" if args.hetero else "gids.bench.training"
+    module = "rgcn_side" if args.hetero else "epoch_side"
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     comparison = Comparison(limited=not no_limit, say=print, module=module)
     configs = {OURS: ours, ADVISED: replace(ours, side=ADVISED, most_seconds=STOCK_S)}
@@ -125,6 +130,15 @@ def report(args: argparse.Namespace, figures: Figures, rounds: Rounds, around: i
     ]
     prefix = "papers and authors: " if args.hetero else ""
     figures.table(f"{prefix}medians", rows)
+    for stage, what in (("sampling", "sampling"), ("training", "training")):
+        run = middle[OURS]
+        figures.add(f"{prefix}gids: {what} alone", run.rows / run.stages[stage], "rows/s")
+    for side, run in middle.items():
+        share = 100 * run.stages["aggregation"] / run.seconds
+        figures.add(f"{prefix}{side}: share of aggregation in the epoch", share, "%")
+    if args.plot:
+        bars = {side: {s: 1e3 * run.stages[s] / run.batches for s in STAGES} for side, run in middle.items()}
+        plot_bars(args.plot, "Time of a minibatch by stage", bars, "ms")
     read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
     for side in list(rounds)[1:]:
         pairs = [
@@ -190,7 +204,7 @@ def epoch(args: argparse.Namespace, figures: Figures) -> int:
 
 
 if __name__ == "__main__":
-    script = Script(__doc__, "dir", "keep", "seed")
+    script = Script(__doc__, "dir", "keep", "seed", "plot")
     option = script.option
     option("size-gb", 8.6, "size of the features in 1e9 bytes", small=0.05)
     option("batches", 120, small=4)
