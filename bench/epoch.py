@@ -130,15 +130,8 @@ def report(args: argparse.Namespace, figures: Figures, rounds: Rounds, around: i
     ]
     prefix = "papers and authors: " if args.hetero else ""
     figures.table(f"{prefix}medians", rows)
-    for stage, what in (("sampling", "sampling"), ("training", "training")):
-        run = middle[OURS]
-        figures.add(f"{prefix}gids: {what} alone", run.rows / run.stages[stage], "rows/s")
-    for side, run in middle.items():
-        share = 100 * run.stages["aggregation"] / run.seconds
-        figures.add(f"{prefix}{side}: share of aggregation in the epoch", share, "%")
     if args.plot:
-        bars = {side: {s: 1e3 * run.stages[s] / run.batches for s in STAGES} for side, run in middle.items()}
-        plot_bars(args.plot, "Time of a minibatch by stage", bars, "ms")
+        report_stages(args, figures, prefix, middle)
     read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
     for side in list(rounds)[1:]:
         pairs = [
@@ -151,6 +144,20 @@ def report(args: argparse.Namespace, figures: Figures, rounds: Rounds, around: i
             note = f"read-ahead {read_around}, aim 8" if side == PLAIN else ""
             name = f"{prefix}rows/s, gids over {side}"
             figures.ratio(name, *zip(*pairs, strict=True), bar=bar, note=note)
+
+
+def report_stages(
+    args: argparse.Namespace, figures: Figures, prefix: str, runs: dict[str, EpochResult]
+) -> None:
+    """Draw the stages; the rates of requests, and of rows that training takes, with gids."""
+    for stage in ("sampling", "training"):
+        run = runs[OURS]
+        figures.add(f"{prefix}gids: {stage} alone", run.rows / run.stages[stage], "rows/s")
+    for side, run in runs.items():
+        for stage in STAGES:
+            figures.add(f"{prefix}{side}: {stage}", 1e3 * run.stages[stage] / run.batches, "ms/minibatch")
+    bars = {side: {s: 1e3 * run.stages[s] / run.batches for s in STAGES} for side, run in runs.items()}
+    plot_bars(args.plot, "Time of a minibatch by stage", bars, "ms")
 
 
 def report_limits(args: argparse.Namespace, figures: Figures, runs: list[EpochResult], table: Table) -> None:
