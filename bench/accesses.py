@@ -3,11 +3,11 @@
     python bench/accesses.py          # 1 to 65,536 reads of 4 KiB at once, a minute
     python bench/accesses.py --small
 
-Figure 8 and equations 2 and 3 of Park et al., "GIDS", PVLDB 17(6), 2024: N reads that are posted together take
-T_i + N / peak + T_t seconds, with the peak in reads/s and T_i + T_t the time of one read. So N = p / (1 - p) x
-peak x (T_i + T_t) reads give the share p of the peak. Here the peak and the time of one read are measured, as
-the median of the largest N and of N = 1; the sizes between these are predicted. Random distinct pages of a
-file of known contents, cold, by io_uring if the machine has it; every page is checked.
+Figure 8 and equations 2 and 3 of Park et al., "GIDS", PVLDB 17(6), 2024: N reads that are posted together
+take T_i + N / peak + T_t seconds, with the peak in reads/s and T_i + T_t the time of one read. So
+N = p / (1 - p) x peak x (T_i + T_t) reads give the share p of the peak. Here the peak is the highest measured
+rate, and T_i + T_t follows from the median time of one read; the sizes between are predicted. Random distinct
+pages of a file of known contents, cold, by io_uring if the machine has it; every page is checked.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from harness import PAGE_BYTES, Figures, Script, check_pages, page_file
 
 import gids.io
+from gids.write.files import aligned_zeros
 
 SHARE = 0.95  # of the peak, as in the paper
 _MOST_DEPTH = 16_384
@@ -41,7 +42,7 @@ def accesses(args: argparse.Namespace, figures: Figures) -> None:
     sizes = [4**power for power in range(9) if 4**power <= min(args.most, page_count)]
     rng = np.random.default_rng(args.seed)
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    out = np.zeros((sizes[-1], PAGE_BYTES), np.uint8)
+    out = aligned_zeros(sizes[-1], PAGE_BYTES)
     out[:] = 1  # page faults are not measured
     with page_file(args, page_count) as path:
         gids.io.drop_page_cache(path)

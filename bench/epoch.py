@@ -9,11 +9,13 @@ Linux's default read-ahead of 128 KiB (set if permitted), and the same with MADV
 They are stopped after a minute and compared by rows per second. All sides have the same graph, seeds, sampler
 and model, and run in fresh processes with a cold page cache. gids gets memory for a quarter of the features.
 Stock gets as much for its process, page cache included, or what the process of gids grew by, if that is more.
-Sides run in alternating order; results are medians. A side of stock that fails is omitted. The
-epoch is measured from opening the features to the last step. Stages: sampling; aggregation, all that training
-waits for rows; training. On a CPU nothing is transferred. --plot draws them, by minibatch. Rows of all minibatches are compared with the
-dataset. The limit of any loader is printed too: the greater of the time that the device needs for gids' reads
-and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
+Sides run in alternating order; results are medians. A side of stock that fails is omitted.
+
+The epoch is measured from opening the features to the last step. --plot draws its stages: sampling;
+aggregation, which is what training waits for beyond that; training. Nothing is transferred on a CPU. Rows of all
+minibatches are compared with the dataset. The limit of any loader is printed too: the greater of the time that
+the device needs for gids' reads and writes, and the CPU time divided by the cores. If packs were used, that
+needs fio.
 
 Figures 3, 5, 13 and 14 of Park et al., "GIDS", PVLDB 17(6), 2024.
 """
@@ -38,7 +40,6 @@ from harness import (
     read_ahead,
     read_ahead_bytes,
 )
-
 from plot import plot_bars
 
 from gids.bench.bandwidth import random_reads

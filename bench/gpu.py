@@ -8,7 +8,7 @@
     python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
     python bench/gpu.py packs       an epoch of short rows by packs, compared with random reads
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
-    python bench/gpu.py sizes       sampling by the size of the graph, on the CPU and from two places on the GPU
+    python bench/gpu.py sizes       sampling by the size of the graph, on the CPU and on the GPU
     python bench/gpu.py windows     rows/s and hits by window and policy, with a cache of about 1 %
     python bench/gpu.py buffer      a constant buffer in host memory, compared with none and with look-ahead
     python bench/gpu.py overlap     training beside reads, compared with each alone

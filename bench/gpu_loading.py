@@ -1,15 +1,15 @@
 """What do the window and a buffer in host memory save on a GPU, with a table of 50 times the cache? Called by
 gpu.py.
 
-gids.NodeLoader with features on disk, the cache in device memory, a row a page; the consumer does nothing. A
-run's first minibatches fill the cache and are not measured; then rows per second, sampling included, and hits.
-The last minibatch is compared with the dataset.
+gids.NodeLoader with features on disk, a row a page, the cache in device memory; the consumer does nothing.
+The first minibatches of a run fill the cache and are not measured; then rows per second, sampling included,
+and hits. The last minibatch is compared with the dataset.
 
 windows: policies by window, figures 11 and 12 of Park et al., "GIDS", PVLDB 17(6), 2024.
 
 buffer: figure 10: a cache of two minibatches in device memory, and shares of the features in pinned host
-memory: none; the pages with the most expected visits by reverse PageRank, as published (host_policy="static");
-and lines that look-ahead replaces (host_policy="lookahead").
+memory: none; the pages with the most expected visits by reverse PageRank, as published
+(host_policy="static"); and lines that look-ahead replaces (host_policy="lookahead").
 """
 
 from __future__ import annotations

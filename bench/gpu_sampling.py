@@ -7,8 +7,8 @@ bit for bit. The time is the host's, from the call to the result.
 Then by gids.NodeLoader without tables, which enqueues a minibatch while the one before is used, and by a CUDA
 build of DGL with UVA, if there is one: the time of an epoch of as many minibatches, after a first one.
 
-by_size: R-MAT graphs of more and more nodes, sampled by the CPU's threads and by the GPU, which has the graph in
-pinned host memory or in its own. Figure 7 of Park et al., "GIDS", PVLDB 17(6), 2024.
+by_size: R-MAT graphs of more and more nodes, sampled by the CPU's threads and by the GPU, which has the graph
+in pinned host memory or in its own. Figure 7 of Park et al., "GIDS", PVLDB 17(6), 2024.
 """
 
 from __future__ import annotations

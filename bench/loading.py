@@ -81,9 +81,11 @@ _BLKIO = Path("/sys/fs/cgroup/blkio")
 
 @dataclass(frozen=True)
 class Run:
-    """aggregation_ms: of each minibatch. rows: of each. After the warm-up: hits, percent of the pages;
-    reads_per_s and bytes_read. seconds: of all minibatches, sampling included. cached: share of the features in
-    the page cache at the start."""
+    """What is measured after the warm-up.
+
+    aggregation_ms, rows: of each minibatch. seconds: of all, sampling and warm-up included. hits: percent of
+    the pages. cached: share of the features in the page cache at the start.
+    """
 
     aggregation_ms: list[float]
     rows: list[int]

@@ -1,4 +1,4 @@
-"""One side of bench/loading.py cold, in its own process, which begins with nothing of the features in memory."""
+"""One side of bench/loading.py cold, in its own process, which begins without features in the page cache."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
     cached = max(map(cached_share, loading.paths))
     if cached > MOST_CACHED:
         raise OSError(
-            f"{cached:.0%} of the features are in the page cache, and cannot be dropped: give a --dir on a disk, "
-            "and let no other process map its files"
+            f"{cached:.0%} of the features are in the page cache, and cannot be dropped: give a --dir on a "
+            "disk, and let no other process map its files"
         )
     if config["mapped"]:
         run = loading.mapped(random_access=config["mapped"] == "random")

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 RUNS = {
     "sizes": "paper_sizes.py",
     "epoch-stages": "epoch.py --size-gb 2.4 --fanouts 5,5,10 --batch-size 64 --batches 40",
-    "sampling-sizes": "sampling.py --log2-nodes 17,20,23 --fanouts 10,5,5 --samplers neighbor --threads 2 --rounds 3",
+    "sampling-sizes": "sampling.py --log2-nodes 17,20,23 --fanouts 10,5,5 --samplers neighbor --threads 2 "
+    "--rounds 3",
     "accesses": "accesses.py",
     "buffer": "loading.py buffer",
     "windows": "loading.py windows",

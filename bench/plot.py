@@ -1,4 +1,4 @@
-"""Curves in panels, and stacked bars, as PNG. Called by the scripts of bench/. Needs matplotlib, and no display."""
+"""Curves in panels and stacked bars, as PNG. Called by scripts of bench/. Needs matplotlib, and no display."""
 
 from __future__ import annotations
 
@@ -72,9 +72,10 @@ def plot_curves(
 
 
 def plot_bars(path: Path, title: str, bars: Mapping[str, Mapping[str, float]], axis: str) -> None:
-    """Draw a horizontal bar for each name of bars, with its parts one after the other, as PNG. Raises OSError.
+    """Draw a horizontal bar for each name of bars, with its parts one after the other, as PNG.
 
-    axis: title of the axis, a unit. Each bar has its total, as they may differ by orders of magnitude.
+    Raises OSError. axis: title of the axis, a unit. Each bar has its total, as bars may differ by orders of
+    magnitude.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -96,7 +96,7 @@ def run(monkeypatch, capfd):
     ],
 )
 def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch, request):
-    """rows.py, packs.py, pack_versions.py and loading.py cold start fresh processes, as epoch.py does elsewhere."""
+    """rows.py, packs.py, pack_versions.py and `loading.py cold` start fresh processes."""
     if "cold" in args:
         request.getfixturevalue("on_disk")
     if name == "epoch.py":
