@@ -12,10 +12,10 @@ Stock gets as much for its process, page cache included, or what the process of 
 Sides run in alternating order; results are medians. A side of stock that fails is omitted.
 
 The epoch is measured from opening the features to the last step. --plot draws its stages: sampling;
-aggregation, which is what training waits for beyond that; training. Nothing is transferred on a CPU. Rows of all
-minibatches are compared with the dataset. The limit of any loader is printed too: the greater of the time that
-the device needs for gids' reads and writes, and the CPU time divided by the cores. If packs were used, that
-needs fio.
+aggregation, which is what training waits for beyond that; training. Nothing is transferred on a CPU. Rows of
+all minibatches are compared with the dataset. The limit of any loader is printed too: the greater of the time
+that the device needs for gids' reads and writes, and the CPU time divided by the cores. If packs were used,
+that needs fio.
 
 Figures 3, 5, 13 and 14 of Park et al., "GIDS", PVLDB 17(6), 2024.
 """

@@ -1,4 +1,4 @@
-"""Curves in panels and stacked bars, as PNG. Called by scripts of bench/. Needs matplotlib, and no display."""
+"""Curves and stacked bars, as PNG. Called by the scripts of bench/. Needs matplotlib, and no display."""
 
 from __future__ import annotations
 
