@@ -487,7 +487,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help="small benchmarks; of compute-sanitizer only memcheck"
     )
     parser.add_argument("--no-build", action="store_true", help="check the installed gids")
-    part = "steps: checks (tests, compute-sanitizer), figures or papers (benchmarks), all (default; not papers)"
+    part = "steps to run: checks (tests, sanitizers), figures, papers (benchmarks), all but papers (default)"
     parser.add_argument("--part", choices=[*PARTS_S, "all"], default="all", help=part)
     pack = "make an archive that runs this check on an x86-64 machine without network, and exit"
     parser.add_argument("--pack", type=Path, metavar="FILE.tar", help=pack)
