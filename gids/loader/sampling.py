@@ -142,8 +142,9 @@ class SampleStream:
 class Epoch:
     """The plan of an epoch's sampling, for all kinds of loaders.
 
-    steps: the steps to sample, up to the last one of the epoch. seed: of the random numbers. tables: the tables whose rows minibatches read.
-    at_once: returns the number of minibatches to sample in the next call. sample: samples them.
+    steps: the steps to sample, up to the epoch's last. seed: of the random numbers. tables: the tables whose
+    rows minibatches read. at_once: returns the number of minibatches to sample in the next call. sample:
+    samples them.
     """
 
     number: int

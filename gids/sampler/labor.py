@@ -39,8 +39,9 @@ class Labor(LayeredSampler):
     minibatches have the same numbers, and the next ones new numbers. Loaders count minibatches over epochs
     (see sample()).
 
-    Blocks have weights, 1 / the probability of each edge, which are unbiased for each layer alone.
-    fixed_count is slightly biased for parallel edges, which share one number. The minibatch depends only on seeds, seed, epoch, step and graph.
+    Blocks have weights, 1 / the probability of each edge, which make the sums of each layer unbiased.
+    fixed_count is slightly biased for parallel edges, which share one number. The minibatch depends only on
+    seeds, seed, epoch, step and graph.
     """
 
     _repeatable = True

@@ -19,10 +19,10 @@ class Ladies(LayeredSampler):
     law: what a source is drawn in proportion to. "degree": the sum of 1 / d^2 over the layer's nodes of
     in-degree d with an edge from it, the squared norm of its column in the row-normalized adjacency matrix;
     Zou et al., "Layer-Dependent Importance Sampling for Training Deep and Large Graph Convolutional
-    Networks", NeurIPS 2019. "count": the square of the number of edges from it to the layer's nodes; Tripathy,
-    Yelick and Buluc, "Distributed Matrix-Based Sampling for Graph Neural Network Training", MLSys 2024.
-    Parallel edges count as several. The number of input nodes grows linearly with the number of layers; a
-    node with few neighbors may get none.
+    Networks", NeurIPS 2019. "count": the square of the number of edges from it to the layer's nodes;
+    Tripathy, Yelick and Buluc, "Distributed Matrix-Based Sampling for Graph Neural Network Training", MLSys
+    2024. Parallel edges count as several. The number of input nodes grows linearly with the number of layers;
+    a node with few neighbors may get none.
 
     sizes: one per layer, from the input layer to the output layer: 1 or more, or -1 for all; or a dictionary
     with such a number for every relation (0: leave it out). poisson: take each source independently, `size`
@@ -30,8 +30,8 @@ class Ladies(LayeredSampler):
     `size` sources one after the other: with replace=True a source may come again, so that fewer are
     different; with replace=False, as published, all are. threads: number of threads (None: torch's).
 
-    Blocks have weights that make sums over all neighbors unbiased, by both laws. On the CPU. The minibatch depends only on seeds,
-    seed, epoch, step and graph.
+    Blocks have weights that make sums over all neighbors unbiased, by both laws. On the CPU. The minibatch
+    depends only on seeds, seed, epoch, step and graph.
     """
 
     _numbers_are = "sizes"

@@ -48,8 +48,8 @@ _MOST_EDGES = 1 << 31
 class Dependency(NamedTuple):
     """How the minibatches of successive steps depend on each other.
 
-    kappa minibatches (0: all of an epoch number) form a group. It is nested in a large minibatch, or its random
-    numbers change gradually.
+    kappa minibatches (0: all of an epoch number) form a group. It is nested in a large minibatch, or its
+    random numbers change gradually.
     """
 
     kappa: int
