@@ -189,7 +189,7 @@ def learn(
     *,
     sampled: bool = False,
 ) -> None:
-    """Curves of loss and accuracy. sampled: also of accuracy with sampled neighborhoods. Trainings of the same
+    """Curves of loss and accuracy; sampled: also of accuracy with sampled neighborhoods. Trainings of one
     name run once."""
     panels: dict[str, list[Curve]] = {}
     rows: list[Row] = []
