@@ -253,7 +253,8 @@ nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batch
 }
 
 nb::list sample_ladies(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
-                        const Fanouts& sizes, const Numbers& numbers, Only only, bool by_count, bool replace, bool poisson) {
+                        const Fanouts& sizes, const Numbers& numbers, Only only, bool by_count, bool replace,
+                        bool poisson) {
   using Draws = sampler::Ladies::Draws;
   using Law = sampler::Ladies::Law;
   const Draws draws = poisson ? Draws::poisson : replace ? Draws::repeated : Draws::distinct;
@@ -419,9 +420,10 @@ void bind_sampler(nb::module_& m) {
            "seeds' first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds "
            "as its nodes, and leave node ids in indices, or None; weights: by relation, float32[num_edges] or None; "
            "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source "
-           "whose edges are drawn factor times as often, or None; weigh_near: blocks of these relations have weights; trees: by minibatch (the tree of each seed by node type, tags, "
-           "times or None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: "
-           "later edges are left out; last: draw among the last edges; newest: only nodes that the layer before found "
+           "whose edges are drawn factor times as often, or None; weigh_near: blocks of these relations have weights; "
+           "trees: by minibatch (the tree of each seed by node type, tags, times or None), or empty; times: by relation "
+           "(times of edges or of sources, whether of sources) or None: later edges are left out; last: draw among the "
+           "last edges; newest: only nodes that the layer before found "
            "draw; induced: one layer, of all edges among the nodes. Returns of each minibatch (int64[n] nodes by node "
            "type, by layer and relation (indptr, indices, positions, weights or None, number of sources), the trees of "
            "the nodes by node type or nothing).")
