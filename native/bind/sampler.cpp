@@ -422,8 +422,8 @@ void bind_sampler(nb::module_& m) {
            "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source "
            "whose edges are drawn factor times as often, or None; weigh_near: blocks of these relations have weights; "
            "trees: by minibatch (the tree of each seed by node type, tags, times or None), or empty; times: by "
-           "relation (times of edges or of sources, whether of sources) or None: later edges are left out; last: draw among "
-           "the last edges; newest: only nodes that the layer before found "
+           "relation (times of edges or of sources, whether of sources) or None: later edges are left out; last: draw "
+           "among the last edges; newest: only nodes that the layer before found "
            "draw; induced: one layer, of all edges among the nodes. Returns of each minibatch (int64[n] nodes by node "
            "type, by layer and relation (indptr, indices, positions, weights or None, number of sources), the trees of "
            "the nodes by node type or nothing).")
