@@ -38,7 +38,7 @@ RUNS = {
     "labor-star ladies ladies-poisson walk",
     "work": "dependent.py work --log2-nodes 19 --doublings 10",
     "misses": "dependent.py misses --log2-nodes 18",
-    "learning": "dependent.py learning --steps 200",
+    "learning": "dependent.py learning --steps 400",
     "locality": "dependent.py locality --steps 200",
     "ranks": "ranks.py",
     "placing": "placement.py --log2-nodes 18 --times",

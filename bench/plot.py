@@ -47,15 +47,17 @@ def plot_curves(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(2, len(panels))
+    columns = 3 if len(panels) > 6 else min(2, len(panels))
     rows = -(-len(panels) // columns)
     handles: dict[str, Any] = {}  # each label once, as a panel may lack some curves
+    numbers: dict[str, int] = {}  # a label looks alike in all panels
     with rc_context(_STYLE):
         canvas = Figure(figsize=(4.2 * columns, 3.0 * rows + 0.7), layout="constrained")
         FigureCanvasAgg(canvas)
         drawn = list(canvas.subplots(rows, columns, squeeze=False).flat)
         for panel, (name, curves) in zip(drawn, panels.items(), strict=False):
-            for number, (label, x, y) in enumerate(curves):
+            for label, x, y in curves:
+                number = numbers.setdefault(label, len(numbers))
                 style = {"marker": _MARKERS[number % 7], "color": _COLOURS[number % 7]}
                 handles.setdefault(label, *panel.plot(x, y, label=label, **style))
             panel.set_title(name, fontsize=9)

@@ -97,7 +97,7 @@ def run(monkeypatch, capfd):
         ),
         ("dependent.py", ["misses"], "clustered: misses of LRU caches"),
         ("dependent.py", ["learning"], "Neighbor, kappa inf: accuracy"),
-        ("dependent.py", ["locality", "--plot"], "locality 16: accuracy"),
+        ("dependent.py", ["locality", "--plot"], "locality 16, with weights: accuracy"),
         ("packs.py", ["--plot"], "rows that differ from the table: 0 of "),
         ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
         ("pack_versions.py", ["--datasets", "BIG"], "BIG, default, 32 MB: later epochs"),
