@@ -41,6 +41,7 @@ RUNS = {
     "learning": "dependent.py learning --steps 400",
     "locality": "dependent.py locality --steps 200",
     "ranks": "ranks.py",
+    "placed": "placement.py --log2-nodes 18",
     "placing": "placement.py --log2-nodes 18 --times",
     "links": "placement.py --log2-nodes 18 --links",
 }
@@ -98,6 +99,16 @@ TABLES = {
         "milliseconds and counts",
         ("way", "ranks", "copies", "sampler", *STAGES),
         only={"bulk": (4,), "sampler": ("neighbor", "labor"), "kappa": ("1", 1)},
+    ),
+    "cooperative stages": Shown(
+        "ranks",
+        "milliseconds and counts",
+        ("way", "ranks", "kappa", "sample ms", "exchange ms", "read ms", "copy ms", "train ms", "ms"),
+        only={
+            "way": ("independent", "cooperative", "cooperative, parts", "cooperative, METIS"),
+            "ranks": (2, 4),
+            "sampler": ("labor",),
+        },
     ),
 }
 
