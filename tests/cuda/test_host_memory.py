@@ -208,11 +208,10 @@ def test_a_node_that_does_not_exist_is_logged_once_and_the_memory_works(
 
 
 def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, tmp_path: Path) -> None:
-    """Queue staging, host lines, extents' staging and the pinned topology."""
+    """Arrays of a cache, queue staging and the pinned topology."""
     from gids.cache.device.state import HostArray
     from gids.io import open_engine
     from gids.io.device.device_queue import DeviceQueue, QueueTable
-    from gids.io.device.extents import PinnedExtentReader
     from gids.sampler.device.pinned_graph import PinnedGraph
     from gids.store import Graph
 
@@ -231,9 +230,8 @@ def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, t
         HostArray(device, 5000).close()
         PinnedGraph(graph, device, topology_on="host").close()
         with open_engine([path]) as engine:
-            PinnedExtentReader(device, engine, [path], staging_bytes=1 << 16).close()
             tables, stream = [QueueTable(16, 0, 1, 4096)], device.new_stream()
             DeviceQueue(device, engine, tables, stream=stream, staging_bytes=1 << 16).close()
     finally:
         device.numa_node, device.map_host = before, map_host  # type: ignore[method-assign]
-    assert found == ["prefer:0"] * 5  # of the topology: indptr, indices
+    assert found == ["prefer:0"] * 4  # of the topology: indptr, indices
