@@ -213,7 +213,7 @@ class _Loader:
         ok = self._engine.read(files, offsets, out.shape[1], out) == 0
         if self._checksums is not None:
             ok &= _core.crc32c(out) == self._checksums[pages]
-        self.failed += np.count_nonzero(~ok)
+        self.failed += int(np.count_nonzero(~ok))
         return np.asarray(ok)
 
     def _publish(self, pages: Pages, lines: Pages) -> None:
