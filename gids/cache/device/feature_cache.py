@@ -89,7 +89,7 @@ class DeviceFeatureCache:
         output_dtype: float32, float16 or bfloat16, for tables of these dtypes and of int8 with a scale. None:
             the stored dtype; float32 for int8 with a scale.
         check_crc: compare every page that is read with its checksum.
-        staging_bytes: see :class:`gids.io.device.DeviceQueue`.
+        staging_bytes: see :class:`gids.io.device.device_queue.DeviceQueue`.
         kvikio: reads long runs of the preloaded pages. The engine reads the others, or without it all.
         preload_hottest: fill lines with the hottest pages at construction.
 
