@@ -5,7 +5,7 @@
     python bench/gpu.py gather      cached rows in device memory, compared with copying and index_select
     python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
     python bench/gpu.py queue       pages read through the request queue, compared with its engine
-    python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
+    python bench/gpu.py extents     large reads into device memory by kvikio
     python bench/gpu.py packs       an epoch of short rows by packs, compared with random reads
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
     python bench/gpu.py sizes       sampling by the size of the graph, on the CPU and on the GPU
