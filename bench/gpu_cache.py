@@ -47,7 +47,7 @@ def _gather(bench: Bench, cache: DeviceFeatureCache, rows: torch.Tensor, name: s
     with device.use(stream):
         ids = order.to(device.torch_device)
         source = rows.view(torch.float32).to(device.torch_device)
-        plan = cache._new_plan(THROUGH, TABLE, ids)
+        plan = cache._new_plan(THROUGH, TABLE, ids, planned=False)
         out = plan.out
         left = device.empty((len(ids),), torch.int64)
     works = {

@@ -6,15 +6,17 @@
 
 The table and the curves of Balin and Catalyurek, "Layer-Neighbor Sampling" (LABOR), NeurIPS 2023. Two
 synthetic graphs with 40 classes; GraphSAGE with three layers, in memory, one thread. In each layer LADIES and
-PLADIES draw as many nodes as LABOR-* adds on average; LADIES draws without replacement, as published.
-Accuracy is measured with all neighbors, in the table on test nodes, in the curves on validation nodes.
+PLADIES draw as many sources as LABOR-* adds nodes on average; LADIES draws without replacement, as published.
+Curves show the loss since the point before and the accuracy, by the input nodes and by the edges of all
+minibatches so far. Accuracy is measured with all neighbors, in the table on test nodes, in the curves on
+validation nodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -29,6 +31,7 @@ from gids.sampler import Labor, Ladies, Neighbor, RandomWalk, Sampler
 
 Make = Callable[[], Sampler]
 Row = dict[str, Any]
+AXES = ("sampled so far (millions)", "")
 GRAPHS = {"dense": (20_000, 100.0), "sparse": (100_000, 15.0)}
 """Nodes and mean in-degree."""
 
@@ -94,6 +97,17 @@ def compare_bulk(graph: str, task: Task, args: argparse.Namespace, figures: Figu
         assert steps[0] == steps[1], "the minibatches or their losses differ"
 
 
+def panels_of(graph: str, curves: Mapping[str, Sequence[Row]]) -> dict[str, list[Curve]]:
+    """For plot_curves. curves: points by sampler."""
+    return {
+        f"{graph}, by {kind}: {title}": [
+            (name, [p[kind] / 1000 for p in curve], [p[key] for p in curve]) for name, curve in curves.items()
+        ]
+        for kind in ("input nodes", "edges")
+        for key, title in (("loss", "loss"), ("accuracy", "accuracy on validation nodes (%)"))
+    }
+
+
 def labor(args: argparse.Namespace, figures: Figures) -> None:
     torch.set_num_threads(1)
     panels: dict[str, list[Curve]] = {}
@@ -114,6 +128,9 @@ def labor(args: argparse.Namespace, figures: Figures) -> None:
         most, least = rows["Neighbor"], rows["LABOR-*"]
         inputs = most[f"nodes {len(layers)}"] / least[f"nodes {len(layers)}"]
         figures.add(f"{graph}: input nodes, Neighbor over LABOR-*", inputs, "x")
+        for name in ("LADIES", "PLADIES"):
+            fewer = 1 - rows[name][f"nodes {len(layers)}"] / least[f"nodes {len(layers)}"]
+            figures.add(f"{graph}: input nodes, {name} less than LABOR-*", 100 * fewer, "%")
         edges, fewest = (sum(row[f"edges {layer}"] for layer in layers) for row in (most, least))
         figures.add(f"{graph}: edges, Neighbor over LABOR-*", edges / fewest, "x")
         accuracy = {name: row["accuracy"] for name, row in rows.items()}
@@ -122,14 +139,9 @@ def labor(args: argparse.Namespace, figures: Figures) -> None:
         figures.add(what, max(spread) - min(spread), "points")
         gain = accuracy["PLADIES"] - accuracy["LADIES"]
         figures.add(f"{graph}: accuracy, PLADIES less LADIES", gain, "points")
-        for kind in ("input nodes", "edges"):
-            panels[f"{graph}, {kind}"] = [
-                (name, [p[kind] / 1000 for p in curve], [p["accuracy"] for p in curve])
-                for name, curve in curves.items()
-            ]
+        panels |= panels_of(graph, curves)
     if args.plot:
-        titles = ("sampled so far (millions)", "accuracy on validation nodes (%)")
-        plot_curves(args.plot, "Accuracy by what was sampled", panels, titles, log_x=True)
+        plot_curves(args.plot, "Loss and accuracy by what was sampled", panels, AXES, log_x=True)
 
 
 if __name__ == "__main__":

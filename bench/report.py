@@ -42,6 +42,7 @@ SECTIONS = {
         *("gpu-gather", "gpu-planning", "gpu-queue", "gpu-extents", "gpu-bus", "gpu-sampling"),
         *("gpu-overlap", "gpu-packs", "gpu-training"),
     ],
+    "On a GPU with fast files": ["gpu-array"],
 }
 """The names of the results in each section of docs/performance.md."""
 LEFT_OUT = {
@@ -61,7 +62,7 @@ LEFT_OUT = {
     "convert": "the same without.*",
     "convert-edges": "10⁹ edges.*|.gids generate.*",
     "convert-orders": "converting cold.*|16 classes.*",
-    "cooperation": "busiest.*|clustered",
+    "cooperation": "busiest.*|clustered|.*, 4 ranks: .*",
     "cooperation-caches": "LRU of 3 %.*",
     "distributed": "bytes.*|.*64 ranks.*",
     "cooperation-replicas": "the published.*",
@@ -150,7 +151,8 @@ def of_papers(section: str) -> Iterator[str]:
     above = ""
     for row in WORKS[section]:
         command, ours = _ours(row) if row.run else (row.command, "-")
-        rows.append((row.item, f"`{command}`" if command != above else "", row.paper, ours, row.differs))
+        shown = f"`{command}`" if command not in ("", above) else ""
+        rows.append((row.item, shown, row.paper, ours, row.differs))
         above = command
     yield from markdown(("in the paper", "command", "paper", "gids", "what differs"), rows)
     for name in dict.fromkeys(result_of(row.run) for row in WORKS[section] if row.run):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import gpu
+import gpu_array_data
 import gpu_check
 
 
@@ -25,14 +29,20 @@ import gpu_check
         ("extents", "extents of 1024 KiB, engine into host memory"),
         ("packs", "epoch of 512 B rows on the device, packs over random reads"),
         ("sampling", "neighbor sampling 3,2, by NodeLoader"),
+        ("sizes", "neighbor sampling 3,2, 2^9 nodes, topology on the device, over"),
+        ("windows", "a cache of 2 minibatches, lookahead 16 over random: rows/s"),
+        ("buffer", "a buffer in host memory, 20 % static over none: hits"),
         ("overlap", "training beside reads, over alone"),
         ("life", "smallest over first cache of 5 loaders without a size"),
         ("large", "seeds whose neighbors are right, 4,096 edges"),
         ("training", "training rows/s, cuda over mapped, moved"),
+        ("array", "rows of 4 KiB, cpu with pin_memory over cpu"),
     ],
 )
-def test_gpu_benchmark_runs(device, cuda_is, tmp_path, question, said):
+def test_gpu_benchmark_runs(device, cuda_is, request, tmp_path, question, said):
     cuda_is(device)
+    if device.torch_device.type != "cuda":
+        request.getfixturevalue("pinning")
     assert any(name.startswith(said) for name in names_of_figures(question, tmp_path))
 
 
@@ -45,6 +55,19 @@ def names_of_figures(question, tmp_path):
     figures = tmp_path / "figures.json"
     assert gpu.main([question, "--small", "--dir", str(tmp_path), "--json", str(figures)]) == 0
     return [figure["name"] for figure in json.loads(figures.read_text())["figures"]]
+
+
+def test_a_wrong_value_of_the_formula_is_counted(tmp_path):
+    with ThreadPoolExecutor(2) as threads:
+        data = gpu_array_data.FormulaData(tmp_path, 512, SimpleNamespace(nodes={512: 64}, degree=3), threads)
+    ids = torch.tensor([5, 63, 5, 0])
+    rows = data.table.read_rows(ids)
+    assert torch.equal(rows, data.rows[ids])
+    assert len(data.rows.unique(dim=0)) == 64
+    assert gpu_array_data.wrong_values(ids, rows) == 0
+    rows[1, 7] += 2**-16
+    assert gpu_array_data.wrong_values(ids, rows) == 1
+    assert gpu_array_data.wrong_values(ids.flip(0), rows) > 128
 
 
 @pytest.mark.gpu

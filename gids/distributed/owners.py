@@ -17,7 +17,8 @@ from gids.loader.options import Options
 from gids.loader.ranks import Group, Tensors
 from gids.store import Table
 
-_PRIME = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplicative hashing
+# 2^64 / the golden ratio: multiplicative hashing. Hash tables take another hash: native/include/gids/mix.h.
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 Owners = Callable[[np.ndarray], np.ndarray]
 """Returns the owners of ids, int64[n]: whole numbers[n]."""

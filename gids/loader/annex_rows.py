@@ -207,7 +207,7 @@ class DeviceAnnexRows(AnnexRows):
         on.device.hand_over(rows, on.stream, current)
         return make_bools_proper(rows)
 
-    def _read(self, number: int, out: torch.Tensor | None) -> tuple[int, int, int, bool]:
+    def _read(self, number: int, out: torch.Tensor) -> tuple[int, int, int, bool]:
         runs, table = self._runs[number], self._packs.tables[number]
         code, file, offset = runs.read(out)
         if not self._outputs.forms[table.name].narrows:

@@ -27,7 +27,7 @@ from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.io.device.device_queue import queue_device_bytes
-from gids.io.device.kvikio_reader import open_extent_reader
+from gids.io.device.kvikio_reader import open_kvikio_reader
 from gids.loader.options import MAX_PLANNED
 from gids.loader.rows import Cache, EpochInput, Ids
 from gids.loader.stats import is_size
@@ -440,11 +440,11 @@ class DevicePlacement(Placement):
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         options = self._options
         with ExitStack() as stack:
-            reader = None
+            kvikio = None
             if any(plan.lines.values()) and heats and not options.check_crc:
                 paths = [shard for t in self.tables for shard in t.shards]
-                reader = open_extent_reader(self.device, self._engine, paths)
-                stack.callback(reader.close)
+                if (kvikio := open_kvikio_reader(self.device, paths)) is not None:
+                    stack.enter_context(kvikio)
             return DeviceFeatureCache(
                 self.device,
                 self._engine,
@@ -457,7 +457,7 @@ class DevicePlacement(Placement):
                 output_dtype=self._dtype,
                 check_crc=options.check_crc,
                 staging_bytes=options.staging,
-                reader=reader,
+                kvikio=kvikio,
             )
 
     def memory(self) -> dict[str, int]:

@@ -106,11 +106,10 @@ class DeviceRuns:
         self._overflowed.bytes[:] = 0
         return told
 
-    def read(self, out: torch.Tensor | None) -> tuple[int, int, int]:
+    def read(self, out: torch.Tensor) -> tuple[int, int, int]:
         """Enqueue what writes the rows of the next step to `out`, on the device.
 
-        None: only what keeps rows for later steps. Blocks until its pieces are on the device. Returns (an
-        errno or 0, file, offset).
+        Blocks until its pieces are on the device. Returns (an errno or 0, file, offset).
         """
         on, native = self._on, self.native
         uses, copies = native.next_uses, native.next_copies
@@ -134,11 +133,10 @@ class DeviceRuns:
             on.device.copy_from_host(on.stream, self._run[begin:end], address)
             self._coming.append(on.stream.record_event())
             rows += count
-        if out is not None:
-            self._launch(
-                "gids_gather_annex", uses, self._lines, self._run, sent[0], uses, self._stride, out,
-                *self._form, self._overflowed.address,
-            )  # fmt: skip
+        self._launch(
+            "gids_gather_annex", uses, self._lines, self._run, sent[0], uses, self._stride, out,
+            *self._form, self._overflowed.address,
+        )  # fmt: skip
         self._launch(
             "gids_keep_rows", copies, self._run, sent[1], copies, self._stride, *self._bytes, self._lines
         )

@@ -112,14 +112,14 @@ void new_reader(RunningReader* self, std::shared_ptr<io::Engine> engine, std::sh
                            std::move(plan), form);
 }
 
-nb::tuple read_step(RunningReader& reader, std::optional<Rows> out) {
-  if (out && (out->shape(0) != reader->next_uses() || out->shape(1) != reader->out_row_bytes()))
+nb::tuple read_step(RunningReader& reader, Rows out) {
+  if (out.shape(0) != reader->next_uses() || out.shape(1) != reader->out_row_bytes())
     throw std::invalid_argument("out: expected uint8[" + std::to_string(reader->next_uses()) + ", " +
                                 std::to_string(reader->out_row_bytes()) + "]");
   RunReader::Result r;
   {
     nb::gil_scoped_release release;
-    r = reader->read(out ? reinterpret_cast<std::byte*>(out->data()) : nullptr, Signals(nullptr));
+    r = reader->read(reinterpret_cast<std::byte*>(out.data()), Signals(nullptr));
   }
   return nb::make_tuple(r.error, r.file, r.offset, r.overflowed);
 }
@@ -243,9 +243,9 @@ void bind_packs(nb::module_& m) {
   nb::class_<RunningReader>(m, "RunReader", "Reads the steps of a superbatch from its annex, in their order.")
       .def("__init__", &new_reader, "engine"_a, "workers"_a, "memory"_a, "uses"_a, "plan"_a, nb::kw_only(),
            "stored_as"_a, "wanted_as"_a, "row_values"_a, nb::arg("scales").noconvert() = nb::none())
-      .def("read", &read_step, nb::arg("out").noconvert().none(),
-           "The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. None: only keeps what "
-           "later steps need. Returns (an errno or 0, file, offset, whether a finite value became infinite).")
+      .def("read", &read_step, nb::arg("out").noconvert(),
+           "The rows of the next step, to uint8[uses, bytes of a row], in the order of its uses. Returns (an errno or "
+           "0, file, offset, whether a finite value became infinite).")
       .def_prop_ro("next_step", [](RunningReader& reader) { return reader->next_step(); })
       .def_prop_ro("next_uses", [](RunningReader& reader) { return reader->next_uses(); })
       .def_prop_ro("next_copies", [](RunningReader& reader) { return reader->next_copies(); })

@@ -109,7 +109,7 @@ __device__ void cut(const device::Table& t, device::Choice* choice, u64 missing,
   choice->first = hand;
   choice->count = device::candidates(t.replaced, missing);
   if (t.replaced == 0) return;
-  if (score::by_chance(static_cast<score::Policy>(t.policy))) choice->hand = score::mix(next_step + 1) % t.replaced;
+  if (score::by_chance(static_cast<score::Policy>(t.policy))) choice->hand = gids::mix(next_step + 1) % t.replaced;
   else choice->hand = (hand + choice->count) % t.replaced;
 }
 
@@ -155,17 +155,23 @@ extern "C" __global__ void gids_retire_window(const device::Table* table, device
 
 // Writes the addresses of a plan's arrays. A kernel, because a copy from host memory would wait for the stream.
 extern "C" __global__ void gids_describe_misses(device::Misses* misses, u64* keys, u32* values, u64 mask,
-                                                u64* requests, u32* scores, u32* lines, u32* slots) {
-  if (thread_index() == 0) *misses = {{keys, values, mask}, requests, scores, lines, slots};
+                                                u64* requests, u32* scores, u32* lines, u32* slots, u32* first_rows,
+                                                u32* next_rows) {
+  if (thread_index() == 0)
+    *misses = {{keys, values, mask}, requests, scores, lines, slots, first_rows, next_rows};
 }
 
-// Empties the set of a plan's missing pages.
+// Empties the set of a plan's missing pages, and their lists of rows.
 extern "C" __global__ void gids_clear_set(const device::Misses* misses) {
-  const gids::PageSet set = misses->set;
-  for (u64 i = thread_index(); i <= set.mask; i += thread_count()) set.keys[i] = 0;
+  const device::Misses m = *misses;
+  for (u64 i = thread_index(); i <= m.set.mask; i += thread_count()) {
+    m.set.keys[i] = 0;
+    m.first_rows[i] = device::no_row;
+  }
 }
 
-// Finds the missing pages: each becomes a request, with its score; no line yet. The set is empty.
+// Finds the missing pages: each becomes a request, with its score and a list of its rows; no line yet. The set is
+// empty.
 extern "C" __global__ void gids_look_up(const device::Table* table, device::Counters* counters,
                                         const device::Misses* misses, device::Choice* choice, const i64* ids, u64 n,
                                         u64 planned, u64 next_step) {
@@ -179,9 +185,12 @@ extern "C" __global__ void gids_look_up(const device::Table* table, device::Coun
     if (inside && t.holds(ids[i])) {
       page = t.page_of(ids[i]);
       w = t.words[page];
-      if (word::state_of(w) != gids::PageState::resident && m.set.insert(page, cell)) {
-        missing = word::state_of(w) == gids::PageState::absent;
-        loading = !missing;
+      if (word::state_of(w) != gids::PageState::resident) {
+        if (m.set.insert(page, cell)) {
+          missing = word::state_of(w) == gids::PageState::absent;
+          loading = !missing;
+        }
+        m.next_rows[i] = local_ref<u32>(m.first_rows[cell]).exchange(static_cast<u32>(i), relaxed);
       }
     }
     count(counters->coalesced, loading);

@@ -29,61 +29,41 @@ __device__ u64 round_size(const device::Counters& counters, u64 first, u64 round
 
 }  // namespace
 
-// The pages of one round, as it was posted from misses [first, first + round_max): from the copy of the round into the
-// lines that they won, which become RESIDENT. A page that could not be read gives its line back; so do all without an
-// answer, as the round was given up. A warp copies a page.
-extern "C" __global__ __launch_bounds__(256, 4) void gids_fill_lines(const device::Table* table,
-                                                                     device::Counters* counters,
-                                                                     const device::Misses* misses, u64 first,
-                                                                     u64 round_max, u64 number, const u8* pages,
-                                                                     const u64* answer) {
+// The pages of one round, as it was posted from misses [first, first + round_max), from the copy of the round: into the
+// lines that they won, which become RESIDENT; of those that won none, the rows go to the output. A page that could not
+// be read gives its line back; so do all without an answer, as the round was given up. A warp takes a page.
+extern "C" __global__ __launch_bounds__(256, 4) void gids_take_round(
+    const device::Table* table, device::Counters* counters, const device::Misses* misses, u64 first, u64 round_max,
+    u64 number, const u8* pages, const u64* answer, const i64* ids, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
+    const float* scales) {
   const device::Table t = *table;
   const device::Misses m = *misses;
+  const gids::RowCopy copy{as, row_items, out_row_bytes, scales, &counters->overflowed};
   const u64 size = round_size(*counters, first, round_max);
   for (u64 i = warp_index(); i < size; i += warp_count()) {
+    const u64 page = m.requests[first + i];
     const u32 line = m.lines[first + i];
     const bool bypassed = line == device::bypassed;
-    const bool failed = !answer || gids::queue::outcome(answer, number, i) != 0;
-    if (!failed && bypassed) continue;
-    if (!failed) {
-      const u64 from = lane() == 0 ? address(pages + i * t.page_bytes) : 0;
-      gids::copy_rows(gids::Same<gids::Bytes16>{}, from, t.line(line), 1, static_cast<u32>(t.page_bytes / 16), lane());
-    }
-    __syncwarp();  // the lanes' stores come before lane 0's release
-    if (lane() != 0) continue;
-    u64& w = t.words[m.requests[first + i]];
-    if (!failed) {
-      word::publish(w);
+    if (!answer || gids::queue::outcome(answer, number, i) != 0) {
+      if (lane() != 0) continue;
+      if (!bypassed) {
+        word::fail(t.words[page], line);
+        t.owners[line] = 0;
+      }
+      m.lines[first + i] = device::failed;
+      if (answer) local_ref<u64>(counters->failures).fetch_add(1, gids::memory_order_relaxed);
       continue;
     }
-    if (!bypassed) {
-      word::fail(w, line);
-      t.owners[line] = 0;
+    const u64 from = address(pages + i * t.page_bytes);
+    if (bypassed) {
+      for (u32 row = m.first_rows[m.set.find(page)]; row != device::no_row; row = m.next_rows[row])
+        gids::copy_row(from + t.offset_in_page(ids[row]), out + row * out_row_bytes, copy);
+      continue;
     }
-    m.lines[first + i] = device::failed;
-    if (answer) local_ref<u64>(counters->failures).fetch_add(1, gids::memory_order_relaxed);
+    gids::copy_rows(gids::Same<gids::Bytes16>{}, from, t.line(line), 1, static_cast<u32>(t.page_bytes / 16), lane());
+    __syncwarp();  // the lanes' stores come before lane 0's release
+    if (lane() == 0) word::publish(t.words[page]);
   }
-}
-
-// Rows of the round's pages that won no line, from its copy.
-extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_round(
-    const device::Table* table, device::Counters* counters, const device::Misses* misses, u64 first, u64 round_max,
-    const u8* pages, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, const float* scales) {
-  if (counters->bypasses == 0) return;
-  const device::Table t = *table;
-  const device::Misses m = *misses;
-  const u64 size = round_size(*counters, first, round_max);
-  if (size == 0) return;
-  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales, &counters->overflowed}, [&](u64 i) -> u64 {
-    if (!t.holds(ids[i])) return 0;
-    const u64 page = t.page_of(ids[i]);
-    if (word::state_of(t.words[page]) == gids::PageState::resident) return 0;
-    const u64 cell = m.set.find(page);
-    if (cell == gids::PageSet::none) return 0;
-    const u64 index = m.set.values[cell];  // of a page that was LOADING: beyond every round
-    if (index < first || index - first >= size || m.lines[index] != device::bypassed) return 0;
-    return address(pages + (index - first) * t.page_bytes) + t.offset_in_page(ids[i]);
-  });
 }
 
 // Rows that are in lines in host memory: bounded by the bus, so that a few blocks do.
@@ -102,7 +82,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_host_lines(cons
 
 // Copies all rows that are in lines in device memory. It trusts the word, not the plan: it copies from the line that
 // the word names, if the word is RESIDENT; gids_gather_host_lines copies the rows of the other lines. misses: of the
-// step, whose bypassed pages were gathered from their rounds; or null. Rows found in neither are counted, and their
+// step, whose bypassed pages' rows were copied from their rounds; or null. Rows found in neither are counted, and their
 // positions go to left[] if it is not null.
 extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_lines(
     const device::Table* table, device::Counters* counters, const device::Misses* misses, const i64* ids, u64 n,

@@ -112,9 +112,9 @@ RunReader::Result RunReader::read(std::byte* out, const std::function<void()>& c
   Result result;
   run_.resize(moves.numbers());
   uses_->read_run(step_, run_);
-  lines_.resize(out ? uses_->size(step_) : 0);
+  lines_.resize(uses_->size(step_));
   uses_->read_lines(step_, lines_);
-  if (out) result.overflowed = gather_lines(out);  // before lines are given to new copies
+  result.overflowed = gather_lines(out);  // before lines are given to new copies
   for (u32 rows = 0; rows < moves.copies;) {
     const Piece& piece = reading_.front();
     const u64 before = io::now_ns();
@@ -127,7 +127,7 @@ RunReader::Result RunReader::read(std::byte* out, const std::function<void()>& c
     submit_ahead();
   }
   const u64 row_bytes = form_.out_row_bytes();
-  for (u32 i = 2 * moves.copies; out && i < run_.size(); i += 2)
+  for (u32 i = 2 * moves.copies; i < run_.size(); i += 2)
     std::memcpy(out + run_[i] * row_bytes, out + run_[i + 1] * row_bytes, row_bytes);
   end_step();
   stats_.rows += lines_.size();
@@ -206,11 +206,11 @@ bool RunReader::use_piece(const Piece& piece, std::byte* out) {
     std::array<std::byte*, block> to;
     for (size_t first = begin; first < end; first += block) {
       const size_t last = std::min(end, first + block);
-      for (size_t i = first; out && i < last; ++i) {
+      for (size_t i = first; i < last; ++i) {
         from[i - first] = piece.memory + i * stride;
         to[i - first] = out + uses[i] * out_bytes;
       }
-      if (out && cache::convert_rows(form_, from.data(), to.data(), last - first, streaming))
+      if (cache::convert_rows(form_, from.data(), to.data(), last - first, streaming))
         overflowed.store(true, std::memory_order_relaxed);
       size_t n = 0;
       for (size_t i = first; i < last; ++i) {

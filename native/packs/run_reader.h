@@ -62,8 +62,8 @@ class RunReader {
     u64 offset = 0;
     bool overflowed = false;  // a finite value became infinite
   };
-  // Writes the rows of the next step to `out`, uses.size(step) rows of form.out_row_bytes(), in the order of its uses;
-  // nullptr: only keeps what later steps need. check: see io::Engine::wait.
+  // Writes the rows of the next step to `out`, uses.size(step) rows of form.out_row_bytes(), in the order of its uses.
+  // check: see io::Engine::wait.
   Result read(std::byte* out, const std::function<void()>& check);
 
   // In place of read(), where lines are elsewhere. First the step's numbers: for each use the line that its row is

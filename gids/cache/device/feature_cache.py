@@ -45,7 +45,7 @@ from gids.store.dtypes import make_bools_proper
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.io import Engine
-    from gids.io.device.extents import ExtentReader
+    from gids.io.device.kvikio_reader import KvikioReader
     from gids.store import Table
 
 
@@ -89,8 +89,8 @@ class DeviceFeatureCache:
         output_dtype: float32, float16 or bfloat16, for tables of these dtypes and of int8 with a scale. None:
             the stored dtype; float32 for int8 with a scale.
         check_crc: compare every page that is read with its checksum.
-        staging_bytes: see :class:`gids.io.device.DeviceQueue`.
-        reader: reads the preloaded pages, see gids.io.device.extents. None: the engine, through host memory.
+        staging_bytes: see :class:`gids.io.device.device_queue.DeviceQueue`.
+        kvikio: reads long runs of the preloaded pages. The engine reads the others, or without it all.
         preload_hottest: fill lines with the hottest pages at construction.
 
     After construction, device memory is allocated only for ids and outputs, which torch caches, and for the
@@ -114,7 +114,7 @@ class DeviceFeatureCache:
         output_dtype: torch.dtype | None = None,
         check_crc: bool = False,
         staging_bytes: int = 256 << 20,
-        reader: ExtentReader | None = None,
+        kvikio: KvikioReader | None = None,
         preload_hottest: bool = True,
     ) -> None:
         near = {t.name: lines[t.name] for t in tables}
@@ -159,7 +159,8 @@ class DeviceFeatureCache:
                 mapped.append(state.far)
                 self._states[t.name] = state
                 if preload_hottest:
-                    preload(state, engine, queue_tables[number], heat=heats.get(t.name), reader=reader)
+                    in_files, heat = queue_tables[number], heats.get(t.name)
+                    preload(device, state, engine, in_files, heat=heat, kvikio=kvikio)
         self._pools = {t.name: MissPool(device, self._kernels, t.page_count) for t in tables}
 
         self.next_step = 0
@@ -219,8 +220,7 @@ class DeviceFeatureCache:
                 s.planned = True
                 self._flights.append(s)
                 for name, ids in s.rows.items():
-                    misses = self._states[name].table.page_count
-                    plan = self._new_plan(s.index, name, ids, min(len(ids), misses))
+                    plan = self._new_plan(s.index, name, ids, planned=True)
                     s.plans.append(plan)
                     s.outputs[name] = plan.out
                     shown = self._counters.shown_at(s.index, name)
@@ -320,7 +320,7 @@ class DeviceFeatureCache:
         tensors, outputs, left = self._on_device(ids), {}, {}
         with self._device.use(self.stream):
             for name, tensor in self._positions(tensors).items():
-                plan, retired = self._new_plan(THROUGH, name, tensor), None
+                plan, retired = self._new_plan(THROUGH, name, tensor, planned=False), None
                 outputs[name] = plan.out
                 left[name] = self._device.empty((len(tensor),), torch.int64)
                 while retired != self._retired:  # the garbage collector may cancel steps between its kernels
@@ -417,12 +417,12 @@ class DeviceFeatureCache:
 
     # --- reads ---
 
-    def _new_plan(self, index: int, name: str, ids: torch.Tensor, misses: int | None = None) -> Plan:
-        """misses: room for them; None for reading through."""
+    def _new_plan(self, index: int, name: str, ids: torch.Tensor, *, planned: bool) -> Plan:
+        """planned: with room for misses; reading through has none."""
         state, counters = self._states[name], self._counters.of(index, name)
         with self._device.use(self.stream):
             out = self._device.empty((len(ids), *state.table.shape), state.out_dtype)
-            buffers = None if misses is None else self._pools[name].take(misses)
+            buffers = self._pools[name].take(len(ids)) if planned else None
         return Plan(index, state, counters, ids, out, buffers)
 
     def _collect(self) -> None:

@@ -7,7 +7,7 @@ native/cache/device_cache_plan.cu and device_cache_rows.cu.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,19 +28,13 @@ blocks have in flight; more would only keep registers from the kernels of traini
 _GATHER_WAVES = 4  # blocks of gids_gather_lines per multiprocessor; see its launch bounds
 
 
-class Seen(NamedTuple):
-    """A plan's counters, once the host has seen them."""
-
-    misses: int
-    bypasses: int
-
-
 @dataclass
 class Plan:
     """One table of a planned step, or of reading through: its rows go to out.
 
     index: of its counters, which are int64[WORDS] on the device. misses: None for reading through. posted:
-    rounds, of which the first ones are collected. seen: None until the host has waited for its counters.
+    rounds, of which the first ones are collected. missing: pages; None until the host has waited for its
+    counters.
     """
 
     index: int
@@ -51,7 +45,7 @@ class Plan:
     misses: MissBuffers | None
     posted: int = 0
     collected: int = 0
-    seen: Seen | None = None
+    missing: int | None = None
 
     @property
     def buffers(self) -> MissBuffers:
@@ -90,7 +84,8 @@ class CacheKernels:
     def describe(self, misses: MissBuffers) -> None:
         """Write the record of newly allocated buffers."""
         table = (misses.keys, misses.values, len(misses.keys) - 1, misses.requests)
-        self._launch(_PLAN, "gids_describe_misses", 1, misses.record, *table, *misses.arrays)
+        arrays = (*misses.arrays, misses.first_rows, misses.next_rows)
+        self._launch(_PLAN, "gids_describe_misses", 1, misses.record, *table, *arrays)
 
     def choose(self, plan: Plan, planned_mask: int, next_step: int, shown: int) -> None:
         """Find hits and misses, choose victims, assign lines. Copy the counters to mapped host memory.
@@ -111,17 +106,16 @@ class CacheKernels:
         self._by_item(_PLAN, "gids_take_lines", scanned, *table, pages, choice, *at)
         self._by_item(_PLAN, "gids_admit_pages", unique, *table, pages, choice, shown)
 
-    def fill(self, plan: Plan, first: int, size: int, pages: Round | None) -> None:
-        """Copy the misses [first, first + size) into their lines. pages: None frees the lines."""
-        blocks = _BUS_BLOCKS if plan.state.host_lines else 8 * self._device.sm_count
-        at = (0, 0, 0) if pages is None else pages
-        records = (plan.state.record, plan.counters, plan.buffers.record)
-        self._launch(_ROWS, "gids_fill_lines", min(-(-size // _WARPS), blocks), *records, first, size, *at)
+    def take(self, plan: Plan, first: int, size: int, pages: Round | None) -> None:
+        """Copy a round's pages into their lines, and rows of those that have none to the output.
 
-    def gather_round(self, plan: Plan, first: int, size: int, pages: Round) -> None:
-        """Copy rows of a round's pages that have no line into the output."""
+        first, size: the round has the misses [first, first + size). pages: None frees the lines.
+        """
+        blocks = _BUS_BLOCKS if plan.state.host_lines else 8 * self._device.sm_count
         records = (plan.state.record, plan.counters, plan.buffers.record)
-        self._gather("gids_gather_round", plan, False, *records, first, size, pages.pages)
+        at = (first, size, *((0, 0, 0) if pages is None else pages))
+        rows = (plan.ids, plan.out, *plan.state.row_copy)
+        self._launch(_ROWS, "gids_take_round", min(-(-size // _WARPS), blocks), *records, *at, *rows)
 
     def gather_lines(self, plan: Plan, left: torch.Tensor | int = 0) -> None:
         """Copy rows that are in lines into the output. left: int64[n], gets the positions of the others."""

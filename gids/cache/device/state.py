@@ -37,7 +37,7 @@ RESIDENT = (_core.RESIDENT << _core.STATE_SHIFT) - (1 << 64)
 
 DEVICE_POLICIES: tuple[str, ...] = tuple(_core.DEVICE_POLICIES)
 _CHUNK = 1 << 22
-_MISSES_WORDS = 7  # of a device::Misses
+_MISSES_WORDS = 9  # of a device::Misses
 _WIDEST = 16  # bytes that a lane copies at once
 
 
@@ -156,57 +156,67 @@ class TableState:
 
 
 class MissBuffers:
-    """Memory for one table of a planned minibatch: its missing pages, their lines, and a set to find them."""
+    """Memory for one table of a planned minibatch: its missing pages, a set of them, their lines and rows.
 
-    def __init__(self, device: Device, capacity: int) -> None:
-        self.capacity = capacity
-        cells = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
+    rows: of the minibatch. pages: of the table.
+    """
+
+    def __init__(self, device: Device, rows: int, pages: int) -> None:
+        self.rows, capacity = rows, min(rows, pages)
+        cells = _cells(capacity)
         self.keys = device.empty((cells,), torch.int64)
         self.values = device.empty((cells,), torch.int32)
         self.requests = device.empty((capacity,), torch.int64)
         self.arrays = [device.empty((capacity,), torch.int32) for _ in range(3)]  # scores, lines, slots
+        self.first_rows = device.empty((cells,), torch.int32)
+        self.next_rows = device.empty((rows,), torch.int32)
         self.record = device.empty((_MISSES_WORDS,), torch.int64)  # CacheKernels.describe writes it
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.keys, self.values, self.requests, *self.arrays, self.record)
+        tensors = (self.keys, self.values, self.requests, *self.arrays)
+        tensors += (self.first_rows, self.next_rows, self.record)
         return sum(t.nbytes for t in tensors)
 
 
-def miss_bytes(capacity: int) -> int:
-    """Device memory of a MissBuffers of this capacity."""
-    cells = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
-    return 12 * cells + 20 * capacity + 8 * _MISSES_WORDS
+def miss_bytes(rows: int, pages: int) -> int:
+    """Device memory of a MissBuffers."""
+    capacity = min(rows, pages)
+    return 16 * _cells(capacity) + 20 * capacity + 4 * rows + 8 * _MISSES_WORDS
+
+
+def _cells(capacity: int) -> int:
+    return 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
 
 
 class MissPool:
     """Reuses buffers, and allocates larger ones with headroom for a minibatch larger than any before.
 
-    most: pages that a minibatch can miss.
+    pages: of the table.
     """
 
-    def __init__(self, device: Device, kernels: CacheKernels, most: int) -> None:
+    def __init__(self, device: Device, kernels: CacheKernels, pages: int) -> None:
         self._device = device
         self._kernels = kernels
-        self._most = most
+        self._pages = pages
         self._idle: list[MissBuffers] = []
         self._outgrown: list[MissBuffers] = []  # that the batch of a plan may still use
         self._largest = 1
         self.nbytes = 0
 
-    def take(self, capacity: int) -> MissBuffers:
-        """Buffers for this many pages, once a plan. The cache's stream must be torch's current one. Does not
+    def take(self, rows: int) -> MissBuffers:
+        """Buffers for this many rows, once a plan. The cache's stream must be torch's current one. Does not
         block."""
         self._outgrown.clear()
-        if capacity > self._largest:
-            self._largest = min(self._most, int(GROWTH * capacity))
+        if rows > self._largest:
+            self._largest = int(GROWTH * rows)
         while self._idle:
             buffers = self._idle.pop()
-            if buffers.capacity >= capacity:
+            if buffers.rows >= rows:
                 return buffers
             self.nbytes -= buffers.nbytes
             self._outgrown.append(buffers)
-        buffers = MissBuffers(self._device, self._largest)
+        buffers = MissBuffers(self._device, self._largest, self._pages)
         self._kernels.describe(buffers)
         self.nbytes += buffers.nbytes
         return buffers
@@ -285,7 +295,7 @@ class DeviceBudget(Budget):
 
         outputs: one per planned minibatch, one that the consumer holds, and one that the device still uses.
         """
-        misses = sum(miss_bytes(min(t.page_count, sizes.rows[t.name])) for t in self.tables)
+        misses = sum(miss_bytes(sizes.rows[t.name], t.page_count) for t in self.tables)
         # Of tables that have an order, a minibatch holds the positions of its rows beside their ids.
         numbers = sum(sizes.rows[t.name] * (1 if t.order is None else 2) for t in self.tables)
         purposes = {

@@ -57,6 +57,8 @@ static_assert(sizeof(Counters) == 16 * 8, "the host reads Counters as 16 words")
 constexpr u32 bypassed = 0xFFFFFFFFu;  // it won none: rows are copied from where it was read to
 constexpr u32 failed = 0xFFFFFFFEu;    // its read failed
 
+constexpr u32 no_row = 0xFFFFFFFFu;  // the end of a list of rows
+
 // The missing pages of one minibatch, in the order in which they were found; and those that were LOADING.
 struct Misses {
   PageSet set;               // page -> index into the arrays below, or `bypassed` for one that was LOADING
@@ -64,8 +66,10 @@ struct Misses {
   u32* scores;               // [capacity] buckets
   u32* lines;                // [capacity] the line, bypassed or failed
   u32* slots;                // [capacity] scratch: lines that came free for this minibatch
+  u32* first_rows;           // [cells of set] the first of a page's rows in the minibatch, or no_row
+  u32* next_rows;            // [rows] the next row of the same page, or no_row
 };
-static_assert(sizeof(Misses) == 7 * 8, "the host packs Misses as 7 words");
+static_assert(sizeof(Misses) == 9 * 8, "the host packs Misses as 9 words");
 
 // One table's choice of victims: scratch of the planning kernels, and the clock's hand.
 struct Choice {

@@ -207,6 +207,14 @@ __device__ void gather_rows(u64 n, u8* out, const RowCopy& copy, Source&& source
   }
 }
 
+// Copies one row. All lanes of the warp call with the same arguments.
+__device__ inline void copy_row(u64 from, u8* to, const RowCopy& copy) {
+  copy.with_item([&](auto item) {
+    if (copy_rows(item, from, to, 1, static_cast<u32>(copy.row_items), lane()))
+      system_ref<u64>(*copy.overflowed).store(1, memory_order_relaxed);
+  });
+}
+
 #endif  // GIDS_SIMT
 
 }  // namespace gids
