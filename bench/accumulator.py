@@ -4,7 +4,7 @@
     python bench/accumulator.py --small
 
 The dynamic storage access accumulator of Park et al., "GIDS", PVLDB 17(6), 2024, holds accesses back until so
-many are pending that the SSDs reach 95 % of their peak. gids plans so many minibatches. Beside the rule: one
+many are pending that the SSDs reach a share of their peak. gids plans so many minibatches. Beside the rule: one
 planned minibatch, and as many as cover the engine's queue twice with missing pages, which gids did before.
 
 A synthetic graph with rows that fill a page; minibatches of several sizes, because only small ones need more

@@ -16,7 +16,7 @@ import numpy as np
 from gids.io.engine import open_engine
 from gids.stored_file import AnyFile, file_status
 
-PEAK_SHARE = 0.95
+PEAK_SHARE = 0.98
 """Of the disks' peak rate, that reads shall reach."""
 
 _ALONE = 16

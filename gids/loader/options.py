@@ -56,7 +56,7 @@ class Tuning:
             ``"random"``, ``"static"``, and, not on CUDA, ``"lru"`` and ``"pinned"``.
         planned: minibatches that are being read, 1 to 8. Default: starts with 2 (on CUDA 3) and becomes,
             every 16 minibatches (on CUDA between epochs), the least number whose missing pages keep the disks
-            at 95 % of their rate, by their measured speed, if memory allows. window + planned is at most 24.
+            at 98 % of their rate, by their measured speed, if memory allows. window + planned is at most 24.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD, and 64 per further core. Fewer if
