@@ -122,7 +122,7 @@ def test_a_missing_table_names_what_there_is(path: Path) -> None:
 
 def let_disks_need(pending: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many pending reads keep the disks busy."""
-    speed = DiskSpeed(pending / 19 * 1e4, 1e-4)  # 0.95 / (1 - 0.95) = 19
+    speed = DiskSpeed(pending / 49 * 1e4, 1e-4)  # 0.98 / (1 - 0.98) = 49
     assert speed.pending() == pytest.approx(pending)
     monkeypatch.setattr("gids.loader.feature_loader.known_speed", lambda *_, **__: speed)
 
