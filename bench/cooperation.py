@@ -259,6 +259,9 @@ def cooperation(args: argparse.Namespace, figures: Figures) -> None:
             figures.table(
                 f"{title}: {orders}", [{k: row[k] for k in row if k in pages | {"P"}} for row in rows]
             )
+            for row in rows:
+                name = f"{title}, {row['P']} ranks: rows of a cooperative rank over an independent one"
+                figures.add(name, row["ratio"], "x")
             square = [ranks for ranks in args.ranks if ranks >= 4 and ranks**0.5 % 1 == 0]
             replicas = [row for ranks in square for row in count_replicas(case, alone[:ranks])]
             figures.table(f"{title}: 1.5D, per rank and minibatch", replicas)

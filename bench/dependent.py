@@ -13,15 +13,20 @@ work, misses: an R-MAT graph (a = 0.57) and a clustered one, shuffled ids; count
 seeds are its ends and the destinations of a random negative. P ranks share a minibatch of P times the seeds
 and P caches; misses are those of a rank.
 learning, locality: GraphSAGE in memory on a graph with 40 classes, LABOR-0 and Neighbor, one thread. The loss
-is the mean since the point before. The bias (Song and Jiang, ICS 2022) favours the fifth of the nodes with
-the most out-edges.
+is the mean since the point before. kappa counts minibatches over epochs. "Separate" trains on several
+minibatches in a step, each of its share of the seeds, with random numbers of its own, as independent ranks
+do; otherwise a step has one minibatch, as cooperative ranks have. Accuracy is of all neighbors of validation
+nodes; "sampled", of those that the sampler draws next.
+The bias (Song and Jiang, ICS 2022) favours the fifth of the nodes with the most out-edges; as published, and
+with weights that make it unbiased.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
 
@@ -127,48 +132,82 @@ def misses(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def learning(args: argparse.Namespace, figures: Figures) -> None:
-    trainings = []
-    for kind, make in (("LABOR-0", Labor), ("Neighbor", Neighbor)):
-        for kappa in args.kappas:
+    trainings, few = [], (args.kappas[0], *args.kappas[-2:])
+    separate = f"LABOR-0, {args.separate} separate"
+    for kind, make, kappas, parts in (
+        ("LABOR-0", Labor, args.kappas, 1),
+        (separate, Labor, few, args.separate),
+        ("Neighbor", Neighbor, few, 1),
+    ):
+        for kappa in kappas:
             label = f"κ = {'∞' if math.isinf(kappa) else f'{kappa:g}'}"
             sampler = make(args.fanouts, batch_dependency=kappa, threads=1)
-            trainings.append((kind, label, f"{kind}, kappa {kappa:g}", sampler))
-    learn(args, figures, Task(hard(args.nodes, 30.0)), trainings, "Learning with dependent minibatches")
+            trainings.append(Trained(kind, label, f"{kind}, kappa {kappa:g}", sampler, parts))
+    task = Task(hard(args.nodes, 30.0))
+    learn(args, figures, task, trainings, "Learning with dependent minibatches", sampled=True)
 
 
 def locality(args: argparse.Namespace, figures: Figures) -> None:
-    task, trainings = Task(hard(args.nodes, 30.0)), []
+    task, trainings = Task(hard(args.nodes, 30.0)), list[Trained]()
     degrees = torch.from_numpy(np.bincount(task.graph.indices, minlength=task.graph.num_src))
     held = torch.zeros(len(degrees), dtype=torch.bool)
     held[degrees.argsort(descending=True)[: len(degrees) // 5]] = True
     first = 0.0
     for factor in (1, 2, 4, 16):
-        sampler = Neighbor(args.fanouts, locality=LocalityBias(held, factor), threads=1)
-        minibatches = islice(task.minibatches(sampler, args.batch_size, args.seed), 8)
-        outside = float(np.mean([int((~held[m.input_nodes]).sum()) for m in minibatches]))
-        first = first or outside
-        figures.add(f"locality {factor}: input nodes outside over factor 1", outside / first, "x")
-        trainings.append(("Neighbor", f"factor {factor}", f"locality {factor}", sampler))
+        for weights in (False, True)[: 1 if factor == 1 else 2]:
+            bias = LocalityBias(held, factor, weights=weights)
+            sampler = Neighbor(args.fanouts, locality=bias, threads=1)
+            kind = "unbiased" if factor == 1 else "with weights" if weights else "as published"
+            name = f"locality {factor}, {kind}"
+            if not weights:  # the nodes are the same with weights
+                minibatches = islice(task.minibatches(sampler, args.batch_size, args.seed), 8)
+                outside = float(np.mean([int((~held[m.input_nodes]).sum()) for m in minibatches]))
+                first = first or outside
+                figures.add(f"locality {factor}: input nodes outside over factor 1", outside / first, "x")
+            panels = ("as published", "with weights") if factor == 1 else (kind,)
+            trainings += [Trained(panel, f"factor {factor}", name, sampler) for panel in panels]
     learn(args, figures, task, trainings, "Learning with a locality bias")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training. panel, label: of its curves. parts: number of minibatches in a step."""
+
+    panel: str
+    label: str
+    name: str
+    sampler: Sampler
+    parts: int = 1
 
 
 def learn(
     args: argparse.Namespace,
     figures: Figures,
     task: Task,
-    trainings: list[tuple[str, str, str, Sampler]],
+    trainings: Sequence[Trained],
     title: str,
+    *,
+    sampled: bool = False,
 ) -> None:
-    """Curves of loss and accuracy. trainings: panel, label of the curve, name, and sampler of each."""
+    """Curves of loss and accuracy; sampled: also of accuracy with sampled neighborhoods. Trainings of one
+    name run once."""
     panels: dict[str, list[Curve]] = {}
     rows: list[Row] = []
-    for kind, label, name, sampler in trainings:
-        points = [point for point, _, _ in task.curve(sampler, args)]
-        rows += [{"training": name} | point for point in points]
-        steps, loss, accuracy = ([p[key] for p in points] for key in ("minibatches", "loss", "accuracy"))
-        for what, values in (("loss", loss), ("accuracy on validation nodes (%)", accuracy)):
-            panels.setdefault(f"{kind}: {what}", []).append((label, steps, values))
-        figures.add(f"{name}: accuracy", accuracy[-1], "%")
+    points: dict[str, list[dict[str, float]]] = {}
+    titles = {"loss": "loss", "accuracy": "accuracy on validation nodes (%)"}
+    if sampled:
+        titles["accuracy, sampled"] = "the same, sampled neighborhoods (%)"
+    for one in trainings:
+        if one.name not in points:
+            curve = task.curve(one.sampler, args, parts=one.parts, sampled=sampled)
+            points[one.name] = of_training = [point for point, _, _ in curve]
+            rows += [{"training": one.name} | point for point in of_training]
+            for what in titles:
+                figures.add(f"{one.name}: {what}", of_training[-1][what], "" if what == "loss" else "%")
+        steps = [point["minibatches"] for point in points[one.name]]
+        for what, said in titles.items():
+            values = [point[what] for point in points[one.name]]
+            panels.setdefault(f"{one.panel}: {said}", []).append((one.label, steps, values))
     figures.table("curves", rows)
     if args.plot:
         plot_curves(args.plot, title, panels, ("minibatches", ""))
@@ -188,6 +227,7 @@ if __name__ == "__main__":
     option("doublings", 11, "work: number of batch sizes, each twice the one before", small=3)
     option("steps", text="minibatches (default: 32; learning: 300)", type=int, small=4)
     option("every", 20, "learning: minibatches between points", small=2)
+    option("separate", 4, "learning: minibatches in a step of independent ranks")
     option("kappas", [1, 4, 16, 64, 256, math.inf], type=arguments.kappa, nargs="+", small=[1, 16, math.inf])
     option("ranks", [1, 2, 4, 8], small=[1, 2])
     option("cache", 0.02, "misses: share of the nodes in a cache")

@@ -9,12 +9,15 @@ Linux's default read-ahead of 128 KiB (set if permitted), and the same with MADV
 They are stopped after a minute and compared by rows per second. All sides have the same graph, seeds, sampler
 and model, and run in fresh processes with a cold page cache. gids gets memory for a quarter of the features.
 Stock gets as much for its process, page cache included, or what the process of gids grew by, if that is more.
-Sides run in alternating order; results are medians. A side of stock that fails is omitted. The
-epoch is measured from opening the features to the last step. Rows of all minibatches are compared with the
-dataset. The limit of any loader is printed too: the greater of the time that the device needs for gids' reads
-and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
+Sides run in alternating order; results are medians. A side of stock that fails is omitted.
 
---hetero: Figure 13 of Park et al., "GIDS", PVLDB 17(6), 2024.
+The epoch is measured from opening the features to the last step. --plot draws its stages: sampling;
+aggregation, which is what training waits for beyond that; training. Nothing is transferred on a CPU. Rows of
+all minibatches are compared with the dataset. The limit of any loader is printed too: the greater of the time
+that the device needs for gids' reads and writes, and the CPU time divided by the cores. If packs were used,
+that needs fio.
+
+Figures 3, 5, 13 and 14 of Park et al., "GIDS", PVLDB 17(6), 2024.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from harness import (
     read_ahead,
     read_ahead_bytes,
 )
+from plot import plot_bars
 
 from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import comparable
@@ -49,6 +53,8 @@ from gids.store import FeatureStore, Table
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
 DIM = 1024  # float32 per row
 STOCK_S = 60.0  # time limit of the baselines
+
+STAGES = ("sampling", "aggregation", "training")
 
 Rounds = dict[str, list[EpochResult | None]]
 """By side; None where stock DGL failed."""
@@ -93,7 +99,7 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
     no_limit = why_no_limit()
     limit = f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"
     print(f"{os.cpu_count()} cores; {limit}", flush=True)
-    module = "rgcn_side" if args.hetero else "gids.bench.training"
+    module = "rgcn_side" if args.hetero else "epoch_side"
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     comparison = Comparison(limited=not no_limit, say=print, module=module)
     configs = {OURS: ours, ADVISED: replace(ours, side=ADVISED, most_seconds=STOCK_S)}
@@ -125,6 +131,8 @@ def report(args: argparse.Namespace, figures: Figures, rounds: Rounds, around: i
     ]
     prefix = "papers and authors: " if args.hetero else ""
     figures.table(f"{prefix}medians", rows)
+    if args.plot:
+        report_stages(args, figures, prefix, middle)
     read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
     for side in list(rounds)[1:]:
         pairs = [
@@ -137,6 +145,20 @@ def report(args: argparse.Namespace, figures: Figures, rounds: Rounds, around: i
             note = f"read-ahead {read_around}, aim 8" if side == PLAIN else ""
             name = f"{prefix}rows/s, gids over {side}"
             figures.ratio(name, *zip(*pairs, strict=True), bar=bar, note=note)
+
+
+def report_stages(
+    args: argparse.Namespace, figures: Figures, prefix: str, runs: dict[str, EpochResult]
+) -> None:
+    """Draw the stages; the rates of requests, and of rows that training takes, with gids."""
+    for stage in ("sampling", "training"):
+        run = runs[OURS]
+        figures.add(f"{prefix}gids: {stage} alone", run.rows / run.stages[stage], "rows/s")
+    for side, run in runs.items():
+        for stage in STAGES:
+            figures.add(f"{prefix}{side}: {stage}", 1e3 * run.stages[stage] / run.batches, "ms/minibatch")
+    bars = {side: {s: 1e3 * run.stages[s] / run.batches for s in STAGES} for side, run in runs.items()}
+    plot_bars(args.plot, "Time of a minibatch by stage", bars, "ms")
 
 
 def report_limits(args: argparse.Namespace, figures: Figures, runs: list[EpochResult], table: Table) -> None:
@@ -190,7 +212,7 @@ def epoch(args: argparse.Namespace, figures: Figures) -> int:
 
 
 if __name__ == "__main__":
-    script = Script(__doc__, "dir", "keep", "seed")
+    script = Script(__doc__, "dir", "keep", "seed", "plot")
     option = script.option
     option("size-gb", 8.6, "size of the features in 1e9 bytes", small=0.05)
     option("batches", 120, small=4)

@@ -5,9 +5,12 @@
     python bench/gpu.py gather      cached rows in device memory, compared with copying and index_select
     python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
     python bench/gpu.py queue       pages read through the request queue, compared with its engine
-    python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
+    python bench/gpu.py extents     large reads into device memory by kvikio
     python bench/gpu.py packs       an epoch of short rows by packs, compared with random reads
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
+    python bench/gpu.py sizes       sampling by the size of the graph, on the CPU and on the GPU
+    python bench/gpu.py windows     rows/s and hits by window and policy, with a cache of about 1 %
+    python bench/gpu.py buffer      a constant buffer in host memory, compared with none and with look-ahead
     python bench/gpu.py overlap     training beside reads, compared with each alone
     python bench/gpu.py life        loaders opened and closed while little memory is free
     python bench/gpu.py large       lines beyond 4 GiB, more than 2^31 edges
@@ -29,6 +32,7 @@ import gpu_array
 import gpu_bus
 import gpu_cache
 import gpu_limits
+import gpu_loading
 import gpu_overlap
 import gpu_packs
 import gpu_reads
@@ -49,6 +53,9 @@ QUESTIONS = {  # name -> (question, {size: (default, small)})
     "extents": (gpu_reads.extents, gpu_reads.EXTENTS),
     "packs": (gpu_packs.packs, gpu_packs.SIZES),
     "sampling": (gpu_sampling.sampling, gpu_sampling.SIZES),
+    "sizes": (gpu_sampling.by_size, gpu_sampling.BY_SIZE),
+    "windows": (gpu_loading.windows, gpu_loading.SIZES),
+    "buffer": (gpu_loading.buffer, gpu_loading.SIZES),
     "overlap": (gpu_overlap.overlap, gpu_overlap.SIZES),
     "life": (gpu_limits.life, gpu_limits.LIFE),
     "large": (gpu_limits.large, gpu_limits.LARGE),

@@ -19,7 +19,7 @@ from harness import Figures
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device, Stream
 from gids.io import open_engine
-from gids.io.device.kvikio_reader import open_extent_reader
+from gids.io.device.kvikio_reader import open_kvikio_reader
 from gids.sampler import Minibatch
 from gids.store import FeatureStore, Table
 from gids.store.names import NODE
@@ -82,8 +82,8 @@ def make_table(directory: Path, row_bytes: int, total_bytes: int) -> tuple[Table
 def open_cache(device: Device, table: Table, **options: Any) -> Iterator[DeviceFeatureCache]:
     """options: of DeviceFeatureCache. Pages that it holds from the start are read into device memory."""
     with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        with contextlib.closing(open_extent_reader(device, engine, table.shard_paths)) as reader:
-            cache = DeviceFeatureCache(device, engine, [table], reader=reader, **options)
+        with open_kvikio_reader(device, table.shard_paths) or contextlib.nullcontext() as kvikio:
+            cache = DeviceFeatureCache(device, engine, [table], kvikio=kvikio, **options)
         with contextlib.closing(cache):
             yield cache
 

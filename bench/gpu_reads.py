@@ -6,9 +6,8 @@ engine brings into device memory. All bytes of every round are compared, of the 
 was used many times.
 
 extents: of 64 KiB and of 1 MiB in random order, new in each round, past the page cache, in turn: by the
-engine into host memory, which is the disk's rate; by the engine through pinned staging into device memory;
-and by kvikio, if it is installed and works, by GPUDirect Storage or through host memory. The bytes of the
-first round are compared.
+engine into host memory, which is the disk's rate; and by kvikio into device memory, if it is installed, by
+GPUDirect Storage or through host memory. The bytes of the first round are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from harness import PAGE_BYTES, alternate, check_pages, read_pages, write_pages
 
 import gids.io
 from gids.io.device.device_queue import DeviceQueue, QueueTable
-from gids.io.device.extents import ExtentReader, PinnedExtentReader
 from gids.io.device.kvikio_reader import KvikioReader, why_no_gds
 
 QUEUE = {
@@ -116,9 +114,7 @@ def extents(bench: Bench) -> None:
     write_pages(path, bench.sizes.file_bytes // PAGE_BYTES)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(gids.io.open_engine([path], depth=bench.sizes.depth))
-        readers: dict[str, ExtentReader] = {
-            f"{engine.name}+pinned": stack.enter_context(PinnedExtentReader(bench.device, engine, [path]))
-        }
+        readers: dict[str, KvikioReader] = {}
         if importlib.util.find_spec("kvikio"):
             no_gds = why_no_gds(path, bench.device.index)
             kvikio = KvikioReader(bench.device, [path], gds=not no_gds)
@@ -128,7 +124,7 @@ def extents(bench: Bench) -> None:
 
 
 def _compare_extents(
-    bench: Bench, engine: gids.io.Engine, readers: dict[str, ExtentReader], run_bytes: int
+    bench: Bench, engine: gids.io.Engine, readers: dict[str, KvikioReader], run_bytes: int
 ) -> None:
     device, sizes = bench.device, bench.sizes
     path = bench.directory / "pages.bin"

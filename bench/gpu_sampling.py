@@ -6,6 +6,9 @@ bit for bit. The time is the host's, from the call to the result.
 
 Then by gids.NodeLoader without tables, which enqueues a minibatch while the one before is used, and by a CUDA
 build of DGL with UVA, if there is one: the time of an epoch of as many minibatches, after a first one.
+
+by_size: R-MAT graphs of more and more nodes, sampled by the CPU's threads and by the GPU, which has the graph
+in pinned host memory or in its own. Figure 7 of Park et al., "GIDS", PVLDB 17(6), 2024.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ SIZES = {
     "repeats": (5, 1),
     "fanouts": (((10, 5, 5), (15, 10, 5)), ((3, 2),)),
 }
+BY_SIZE = SIZES | {
+    "log2_nodes": ((17, 20, 23, 26), (7, 9)),
+    "fanouts": ((10, 5, 5), (3, 2)),
+    "repeats": (3, 1),
+}
 _PLACES = {"host": "topology in pinned host memory", "auto": "indptr in device memory if it is small"}
 
 
@@ -62,12 +70,29 @@ def sampling(bench: Bench) -> None:
     for place in _PLACES:
         with closing(PinnedGraph(graph, bench.device, topology_on=place)) as pinned:
             for fanouts in bench.sizes.fanouts:
-                _sample(bench, Topology(graph), Topology(pinned), list(fanouts), place)
+                _sample(
+                    bench,
+                    Topology(graph),
+                    Topology(pinned),
+                    list(fanouts),
+                    _PLACES[place],
+                    bar=BAR_NODES_PER_S if place == "host" else None,
+                )
     path = bench.directory / "graph.gids"
     with DatasetWriter(path) as writer:
         writer.write_graph(RELATION, graph.indptr, graph.indices, num_src=graph.num_src)
     for fanouts in bench.sizes.fanouts:
         _by_loaders(bench, graph, path, list(fanouts))
+
+
+def by_size(bench: Bench) -> None:
+    for log2_nodes in bench.sizes.log2_nodes:
+        generator = torch.Generator(bench.device.torch_device).manual_seed(4)
+        graph = graph_of(*rmat(log2_nodes, bench.sizes.degree, generator))
+        for place in ("host", "device"):
+            with closing(PinnedGraph(graph, bench.device, topology_on=place)) as pinned:
+                name = f"2^{log2_nodes} nodes, topology on the {place}"
+                _sample(bench, Topology(graph), Topology(pinned), list(bench.sizes.fanouts), name)
 
 
 def _by_loaders(bench: Bench, graph: Graph, path: Path, fanouts: list[int]) -> None:
@@ -115,7 +140,15 @@ def _dgl_loader(
     return loader
 
 
-def _sample(bench: Bench, on_cpu: Topology, on_device: Topology, fanouts: list[int], place: str) -> None:
+def _sample(
+    bench: Bench,
+    on_cpu: Topology,
+    on_device: Topology,
+    fanouts: list[int],
+    where: str,
+    *,
+    bar: float | None = None,
+) -> None:
     sizes = bench.sizes
     sampler, stream = Neighbor(fanouts), bench.device.current_stream()
     seeds = torch.from_numpy(seed_order(on_cpu.graphs[0], 5))
@@ -143,7 +176,6 @@ def _sample(bench: Bench, on_cpu: Topology, on_device: Topology, fanouts: list[i
     }
     speeds = alternate(sides, sizes.repeats)
     note = f"{len(minibatches[0].input_nodes):,} input nodes from {sizes.seeds:,} seeds; {pcie_link()}"
-    bar = BAR_NODES_PER_S if place == "host" else None
-    name = f"neighbor sampling {','.join(map(str, fanouts))}, {_PLACES[place]}"
+    name = f"neighbor sampling {','.join(map(str, fanouts))}, {where}"
     bench.figures.add(name, median(speeds["gpu"]), "nodes/s", bar=bar, note=note)
     bench.figures.ratio(f"{name}, over {sampler.threads} CPU threads", speeds["gpu"], speeds["cpu"])

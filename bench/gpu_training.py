@@ -111,6 +111,8 @@ def training(bench: Bench) -> None:
         if name.startswith("cuda"):
             host_us = 1e6 * side[middle].host_s / side[middle].minibatches
             bench.figures.add(f"{name}, processor time of next()", host_us, "us/minibatch")
+    alone = [run.rows / run.seconds["training"] for run in runs["cuda"]]
+    bench.figures.add("training alone", median_low(alone), "rows/s")
     stats = runs["cuda"][-1].stats
     for stage, seconds in stats.get("seconds", {}).items():
         bench.figures.add(f"cuda, whole run: {stage}", seconds, "s")

@@ -1,16 +1,27 @@
 """How long does it take to get the rows of minibatches, from cold, by policy, from memory, by disks?
 
     python bench/loading.py cold      # each of the first minibatches, beside torch on a mapped file
+    python bench/loading.py cold --sampler ladies --fanouts 40,40,40
     python bench/loading.py windows   # time and hits by window, policy and cache
+    python bench/loading.py buffer    # a constant buffer of the hottest rows, beside none and lookahead
     python bench/loading.py memory    # from disk, from the cache, and from a tensor in memory
     python bench/loading.py disks     # one disk limited to 1, 2 and 4 times a rate, by a control group
     python bench/loading.py cold --small
 
-Figures 9, 10, 11, 15 and 16 of Park et al., "GIDS", PVLDB 17(6), 2024. A synthetic graph with rows of
-4 KiB; Neighbor, fanouts 5, 5, 10. Milliseconds are those of aggregation: planning, waiting and copying,
-without sampling. The page cache is dropped before each run, the consumer does nothing else, and every row of
-the last minibatch is compared with the dataset. torch: index_select on the mapped shard, with MADV_RANDOM, of
-the same rows.
+Park et al., "GIDS", PVLDB 17(6), 2024: windows are figures 11 and 12, buffer is figure 10, and LADIES is
+figure 15. The first version of the preprint (arXiv 2306.16384v1) has figures 9 (cold), 15 (disks) and 16
+(memory). A synthetic graph; Neighbor, fanouts 5, 5, 10. Milliseconds are those of aggregation: planning,
+waiting and copying, without sampling. The consumer does nothing else, and every row of the last minibatch is
+compared with the dataset.
+
+cold: each run is a fresh process, which drops the page cache and stops if more than 1 % of the features are
+still there. torch: index_select on the mapped shard, of the same rows, with MADV_RANDOM and with the
+read-ahead that Linux has by default (set if permitted). Its page cache is not limited; gids gets --memory.
+
+windows, buffer: rows of 512 B, a page each, so that a cache of a few minibatches has about 1 % of the table,
+as in the paper. windows: a run's first minibatches, twice as many as the cache holds, fill the cache and are
+not measured. buffer: every row is read once before. random: pages drawn at random; reverse PageRank: the
+pages with the most expected visits, as published.
 
 disks: stands in for several disks: one disk that may do so many reads per second. Needs root.
 """
@@ -33,36 +44,63 @@ from typing import Any
 import numpy as np
 import torch
 from graphs import make_dataset
-from harness import Figures, Script, alternate
+from harness import (
+    DEFAULT_READ_AHEAD_BYTES,
+    Figures,
+    Script,
+    alternate,
+    read_ahead,
+    read_ahead_bytes,
+    run_side,
+)
 from plot import plot_curves
 
 import gids
 from gids.bench.features import map_array
+from gids.bench.sampling import SAMPLERS, make_sampler
 from gids.convert.synthetic import GraphSpec
+from gids.heat import reverse_pagerank, write_heat
 from gids.io import drop_page_cache
-from gids.sampler import Neighbor
 from gids.store import FeatureStore
+from gids.store.names import NODE
 
 POLICIES = [
-    *(("random", 0), ("pinned", 0), ("static", 0)),
-    *(("window-pin", 8), ("window-pin", 16)),
-    *(("lookahead", 0), ("lookahead", 8), ("lookahead", 16)),
+    *(("random", 0), ("pinned", 0)),
+    *(("window-pin", 4), ("window-pin", 8), ("window-pin", 16)),
+    *(("lookahead", 4), ("lookahead", 8), ("lookahead", 16)),
 ]
+SIDES = {  # of cold: the kind of map, and the window
+    "gids, window 16": ("", 16),
+    "gids, window 0": ("", 0),
+    "torch, MADV_RANDOM": ("random", 0),
+    "torch, read-ahead": ("read-ahead", 0),
+}
 AGGREGATION = ("plan", "wait", "gather")
 _BLKIO = Path("/sys/fs/cgroup/blkio")
 
 
 @dataclass(frozen=True)
 class Run:
-    """aggregation_ms: of each minibatch. rows: of each. hits: percent of the pages after the warm-up."""
+    """What is measured after the warm-up.
+
+    aggregation_ms, rows: of each minibatch. seconds: of all, sampling and warm-up included. hits: percent of
+    the pages. cached: share of the features in the page cache at the start.
+    """
 
     aggregation_ms: list[float]
     rows: list[int]
-    hits: float
-    reads_per_s: float
+    seconds: float
+    hits: float = 0.0
+    reads_per_s: float = 0.0
+    bytes_read: int = 0
+    cached: float = 0.0
 
     def mean(self, first: int = 0) -> float:
         return float(np.mean(self.aggregation_ms[first:]))
+
+    @property
+    def total_ms(self) -> float:
+        return float(np.sum(self.aggregation_ms))
 
 
 class Loading:
@@ -70,7 +108,7 @@ class Loading:
 
     def __init__(self, store: FeatureStore, args: argparse.Namespace) -> None:
         self.store, self._seeds, self._args = store, store.split("train"), args
-        self.sampler = Neighbor(args.fanouts, threads=1)
+        self.sampler = make_sampler(args.sampler, args.fanouts, args.batch_size, threads=1)
         self.paths = [shard for table in store.tables.values() for shard in table.shard_paths]
 
     def loader(self, source: Any, *, shuffle: bool = True, **options: Any) -> gids.NodeLoader:
@@ -79,12 +117,15 @@ class Loading:
 
     def input_nodes(self, count: int, *, shuffle: bool = True) -> Iterator[torch.Tensor]:
         """Of the minibatches that every run reads, if they are shuffled."""
-        with gids.open(self.store, memory="1GB") as source:
+        with gids.open(self.store, window=0) as source:
             for minibatch in islice(self.loader(source, tables=[], shuffle=shuffle), count):
                 yield minibatch.input_nodes
 
     def run(self, *, warm: int = 0, filled: bool = False, **options: Any) -> Run:
-        """Read the minibatches. filled: read every row before. options: of gids.open()."""
+        """Read the minibatches, and as many as `warm` before them. filled: read every row before that.
+
+        options: of gids.open().
+        """
         for path in self.paths:
             drop_page_cache(path)
         with gids.open(self.store, reads="random", **options) as source, self.loader(source) as loader:
@@ -97,83 +138,156 @@ class Loading:
             def mark() -> tuple[float, ...]:
                 stats = loader.stats()
                 spent_s = sum(stats["seconds"][name] for name in AGGREGATION)
-                return stats["hits"], stats["pages"], stats["pages_read"], time.perf_counter(), spent_s
+                counts = stats["hits"], stats["pages"], stats["pages_read"], stats["bytes_read"]
+                return *counts, time.perf_counter(), spent_s
 
             marks, rows = [mark()], []
-            for minibatch in islice(loader, self._args.batches):
+            for minibatch in islice(loader, warm + self._args.batches):
                 marks.append(mark())
                 rows.append(sum(len(values) for values in minibatch.features.values()))
             for name, values in minibatch.features.items():
                 expected = self.store.table(name).read_rows(minibatch.input_nodes)
                 assert torch.equal(values, expected), "rows differ"
-        hits, pages, reads, seconds, _ = np.subtract(marks[-1], marks[warm])
+        hits, pages, reads, bytes_read, seconds, _ = np.subtract(marks[-1], marks[warm])
         each = 1e3 * np.diff([mark[-1] for mark in marks])
-        return Run(each.tolist(), rows, 100 * float(hits / max(1, pages)), float(reads / seconds))
+        return Run(
+            aggregation_ms=each[warm:].tolist(),
+            rows=rows[warm:],
+            seconds=marks[-1][-2] - marks[0][-2],
+            hits=100 * float(hits / max(1, pages)),
+            reads_per_s=float(reads / seconds),
+            bytes_read=int(bytes_read),
+        )
 
-    def mapped(self) -> Run:
+    def mapped(self, *, random_access: bool) -> Run:
         """torch on the mapped shard, on the same minibatches."""
         (table,) = self.store.tables.values()
-        [shard] = table.shard_paths
-        drop_page_cache(shard)
-        return self.select(map_array(table, random_access=True))
+        return self.select(map_array(table, random_access=random_access))
 
     def select(self, array: torch.Tensor) -> Run:
+        (table,) = self.store.tables.values()
         spent, rows = [], []
+        first = time.perf_counter()
         for nodes in self.input_nodes(self._args.batches):
             begun = time.perf_counter()
-            array.index_select(0, nodes)
+            chosen = array.index_select(0, nodes)
             spent.append(1e3 * (time.perf_counter() - begun))
             rows.append(len(nodes))
-        return Run(spent, rows, 0.0, 0.0)
+        seconds = time.perf_counter() - first
+        assert torch.equal(chosen, table.read_rows(nodes)), "rows differ"
+        return Run(spent, rows, seconds)
 
 
 def cold(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
-    sides = {
-        "gids, window 16": loading.run(memory=args.memory, window=16),
-        "gids, window 0": loading.run(memory=args.memory, window=0),
-        "torch on a mapped file": loading.mapped(),
-    }
+    shared = {name: getattr(args, name) for name in ("sampler", "fanouts", "batch_size", "batches", "memory")}
+
+    def side(mapped: str, window: int) -> Run:
+        config = {"dataset": str(loading.store.path), "mapped": mapped, "window": window, "args": shared}
+        return Run(**run_side("loading_side", config))
+
+    folder = Path(loading.store.path)
+    with read_ahead(folder, DEFAULT_READ_AHEAD_BYTES):
+        around = read_ahead_bytes(folder)
+        runs = alternate({name: partial(side, *how) for name, how in SIDES.items()}, args.rounds)
+    print(f"read-ahead: {'unknown' if around is None else around} B")
+    everyone = [run for of_side in runs.values() for run in of_side]
+    assert all(run.rows == everyone[0].rows for run in everyone), "all read the same minibatches"
+    figures.add("features in the page cache at a start", 100 * max(run.cached for run in everyone), "%")
     steps = list(range(1, args.batches + 1))
-    columns = {name: run.aggregation_ms for name, run in sides.items()}
+    columns = {
+        name: np.median([run.aggregation_ms for run in of_side], 0).tolist() for name, of_side in runs.items()
+    }
     figures.table(
         "milliseconds of aggregation",
         [{"minibatch": step} | {n: c[step - 1] for n, c in columns.items()} for step in steps],
     )
-    ours, theirs = sides["gids, window 16"], sides["torch on a mapped file"]
-    assert ours.rows == theirs.rows, "both read the same minibatches"
-    figures.add("torch over gids, all minibatches", theirs.mean() / ours.mean(), "x")
-    figures.add("gids: first minibatch", ours.aggregation_ms[0], "ms")
-    figures.add("gids: mean of the second half", ours.mean(args.batches // 2), "ms")
+    for name, of_side in runs.items():
+        figures.add(f"{name}: first minibatch", median(run.aggregation_ms[0] for run in of_side), "ms")
+        figures.add(f"{name}: all minibatches", median(run.total_ms for run in of_side), "ms")
+    ours, *others = runs
+    for name in others:
+        for what, value in (
+            ("first minibatch", lambda run: run.aggregation_ms[0]),
+            ("all minibatches", lambda run: run.total_ms),
+            ("all minibatches with sampling", lambda run: run.seconds),
+        ):
+            figures.ratio(f"{name}, over {ours}: {what}", *(list(map(value, runs[n])) for n in (name, ours)))
     if args.plot:
         panels = {f"{args.memory} of memory": [(name, steps, values) for name, values in columns.items()]}
         titles = ("minibatch", "aggregation (ms)")
         plot_curves(args.plot, "The first minibatches, from cold", panels, titles, log_y=True)
 
 
+def pages_of_a_minibatch(loading: Loading) -> float:
+    """A row fills a page."""
+    return float(np.mean([len(nodes) for nodes in loading.input_nodes(4, shuffle=False)]))
+
+
 def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
-    # a row fills a page
-    pages = float(np.mean([len(nodes) for nodes in loading.input_nodes(4, shuffle=False)]))
+    pages = pages_of_a_minibatch(loading)
     (table,), rows = loading.store.tables.values(), []
-    warm = args.batches // 4
     for size in args.caches:
         sides = {}
         for policy, window in POLICIES:
             tuning = gids.Tuning(policy=policy, planned=2, cache=int(size * pages * table.page_bytes))
             options: dict[str, Any] = {"memory": "4GB", "tuning": tuning, "window": window}
-            sides[f"{policy} {window}"] = partial(loading.run, warm=warm, **options)
+            sides[f"{policy} {window}"] = partial(loading.run, warm=2 * size, **options)
         runs = alternate(sides, args.rounds)
-        ms = {side: median(run.mean(warm) for run in of_side) for side, of_side in runs.items()}
+        ms = {side: median(run.mean() for run in of_side) for side, of_side in runs.items()}
+        hits = {side: of_side[0].hits for side, of_side in runs.items()}
+        share = 100 * size * pages / table.page_count
         for policy, window in POLICIES:
             side = f"{policy} {window}"
-            row = {"cache": f"{size} minibatches", "policy": policy, "window": window}
-            rows.append(row | {"hits %": runs[side][0].hits, "ms": ms[side]})
+            row = {"cache": f"{size} minibatches", "% of the table": share, "policy": policy}
+            rows.append(row | {"window": window, "hits %": hits[side], "ms": ms[side]})
+        figures.add(f"{size} minibatches: share of the table", share, "%")
         for better, worse, title in (
+            ("window-pin 4", "random 0", "window-pin, W = 4, over random"),
             ("window-pin 8", "random 0", "window-pin, W = 8, over random"),
+            ("window-pin 16", "random 0", "window-pin, W = 16, over random"),
             ("window-pin 8", "pinned 0", "window-pin, W = 8, over 40 % pinned"),
-            ("lookahead 16", "window-pin 8", "lookahead, W = 16, over window-pin, W = 8"),
+            ("lookahead 8", "window-pin 8", "lookahead, W = 8, over window-pin, W = 8"),
+            ("lookahead 16", "window-pin 16", "lookahead, W = 16, over window-pin, W = 16"),
         ):
+            figures.add(f"{size} minibatches, {title}: hits", hits[better] / hits[worse], "x")
             figures.add(f"{size} minibatches, {title}: speed", ms[worse] / ms[better], "x")
     figures.table("time and hits of aggregation, by window and policy", rows)
+
+
+def buffer(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
+    (table,), store = loading.store.tables.values(), loading.store
+    drawn = np.random.default_rng(0).random(store.num_nodes(NODE))
+    write_heat(store.path, "sampled", {NODE: drawn})  # stands for no heat: pages at random
+    write_heat(store.path, "reverse-pagerank", reverse_pagerank(store, {NODE: store.split("train").numpy()}))
+    loading = Loading(FeatureStore(store.path), args)
+    pages = pages_of_a_minibatch(loading)
+    # what stands for the cache of the GPU: two minibatches
+    small = {"tuning": gids.Tuning(policy="random", planned=2, cache=int(2 * pages * table.page_bytes))}
+    options: dict[str, Any] = {"memory": "8GB", "window": 8}
+    sides = {"none": partial(loading.run, warm=4, **options, **small)}
+    for share in args.shares:
+        for name, policy, heat in (
+            ("random pages", "static", "sampled"),
+            ("reverse PageRank", "static", "reverse-pagerank"),
+            ("lookahead", "lookahead", "reverse-pagerank"),
+        ):
+            lines = table.page_count * share // 100 + int(2 * pages)
+            tuning = gids.Tuning(policy=policy, planned=2, cache=lines * table.page_bytes)
+            sides[f"{share} %, {name}"] = partial(
+                loading.run, filled=True, tuning=tuning, heat=heat, **options
+            )
+    runs = alternate(sides, args.rounds)
+    ms = {side: median(run.mean() for run in of_side) for side, of_side in runs.items()}
+    rows, read = [], {}
+    for side, (run, *_) in runs.items():
+        rows_bytes = table.row_bytes * float(np.mean(run.rows))
+        read[side] = run.bytes_read / len(run.rows)
+        row = {"buffer": side, "hits %": run.hits, "MB read": read[side] / 1e6, "ms": ms[side]}
+        rows.append(row | {"MB/s": rows_bytes / ms[side] / 1e3})
+    figures.table("a minibatch by the buffer in host memory", rows)
+    for side in list(sides)[1:]:
+        figures.add(f"none over {side}: bytes read", read["none"] / max(1, read[side]), "x")
+        figures.add(f"{side} over none: rows/s", ms["none"] / ms[side], "x")
 
 
 def memory(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
@@ -188,6 +302,7 @@ def memory(loading: Loading, args: argparse.Namespace, figures: Figures) -> None
         [{"side": name, "ms": run.mean(), "hits %": run.hits} for name, run in sides.items()],
     )
     figures.add("from disk over from the cache: time", disk.mean() / cached.mean(), "x")
+    figures.add("from disk over torch.index_select in memory: time", disk.mean() / tensor.mean(), "x")
     figures.add("from the cache over torch.index_select in memory: time", cached.mean() / tensor.mean(), "x")
 
 
@@ -231,16 +346,25 @@ def ask(question: Callable[..., None], args: argparse.Namespace, figures: Figure
 
 
 if __name__ == "__main__":
-    questions = {question.__name__: partial(ask, question) for question in (cold, windows, memory, disks)}
+    asked = (cold, windows, buffer, memory, disks)
+    questions = {question.__name__: partial(ask, question) for question in asked}
     script = Script(__doc__, "dir", "plot", questions=questions)
     option = script.option
-    option("nodes", 400_000, small=1000)
-    option("dim", 1024, "float32 per row, which fills a page", small=128)
-    option("fanouts", [5, 5, 10], small=[2, 2])
-    option("batch-size", 64, small=8)
+    option("nodes", text="(default: 400000; windows, buffer: 4000000)", type=int)
+    option("dim", text="float32 per row, which fills a page (default: 1024; windows, buffer: 128)", type=int)
+    option("sampler", "neighbor", choices=SAMPLERS)
+    option("fanouts", [5, 5, 10], "of ladies: nodes of a layer by seed", small=[2, 2])
+    option("batch-size", text="(default: 64; windows, buffer: 32)", type=int)
     option("batches", 20, "minibatches of a run", small=4)
     option("memory", "400MB", "of the loader", small="20MB")
     option("caches", [2, 5, 10], "windows: in minibatches", small=[2])
-    option("rounds", 3, "windows: alternating runs of each policy", small=1)
+    option("shares", [10, 20], "buffer: percent of the features", small=[20])
+    option("rounds", 3, "cold, windows, buffer: alternating runs of each side", small=1)
     option("reads-per-s", 10_000, "disks: of one disk")
+    small = {"nodes": 1000, "dim": 128, "batch_size": 8}
+    for name in questions:
+        sizes = {"nodes": 400_000, "dim": 1024, "batch_size": 64}
+        if name in ("windows", "buffer"):
+            sizes = {"nodes": 4_000_000, "dim": 128, "batch_size": 32}
+        script.defaults(name, small, **sizes)
     script.run()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,9 @@ from scipy import sparse, stats
 from gids.sampler import Ladies, Minibatch, Neighbor, Sampler, Topology
 from gids.store import Graph
 
+LAWS: tuple[Literal["degree", "count"], ...] = ("degree", "count")
 OUR_LADIES: Mapping[str, Callable[[Sequence[int]], Sampler]] = {
-    "degree": partial(Ladies, replace=False, threads=1),
+    law: partial(Ladies, law=law, replace=False, threads=1) for law in LAWS
 }
 """Our sampler by the law of matrices.ladies. Each law in this table is compared and timed."""
 

@@ -1,6 +1,6 @@
 """Run what docs/papers.md shows. papers.toml has the rows of that page.
 
-    python bench/papers.py                 # everything, then bench/report.py; 45 minutes on an idle machine
+    python bench/papers.py                 # everything, then bench/report.py; 90 minutes on an idle machine
     python bench/papers.py cold windows    # some of it
     python bench/papers.py --list          # print the commands
 
@@ -19,10 +19,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RUNS = {
-    "cold": "loading.py cold",
+    "sizes": "paper_sizes.py",
+    "epoch-stages": "epoch.py --size-gb 2.4 --fanouts 5,5,10 --batch-size 64 --batches 40",
+    "sampling-sizes": "sampling.py --log2-nodes 17,20,23 --fanouts 10,5,5 --samplers neighbor --threads 2 "
+    "--rounds 3",
+    "accesses": "accesses.py",
+    "buffer": "loading.py buffer",
     "windows": "loading.py windows",
+    "cold": "loading.py cold",
+    "cold-ladies": "loading.py cold --sampler ladies --fanouts 80,80,80",
     "memory": "loading.py memory",
     "disks": "loading.py disks",
+    "accumulator": "accumulator.py",
     "hetero": "epoch.py --hetero --size-gb 2.4 --fanouts 5,5,10 --batch-size 64 --batches 40",
     "labor": "labor.py",
     "bulk": "labor.py --graphs sparse --bulk 16",
@@ -31,9 +39,10 @@ RUNS = {
     "labor-star ladies ladies-poisson walk",
     "work": "dependent.py work --log2-nodes 19 --doublings 10",
     "misses": "dependent.py misses --log2-nodes 18",
-    "learning": "dependent.py learning --steps 200",
+    "learning": "dependent.py learning --steps 400",
     "locality": "dependent.py locality --steps 200",
     "ranks": "ranks.py",
+    "placed": "placement.py --log2-nodes 18",
     "placing": "placement.py --log2-nodes 18 --times",
     "links": "placement.py --log2-nodes 18 --links",
 }
@@ -72,14 +81,15 @@ LAYERS = ("sampler", "nodes 3", "edges 3", "minibatches/s", "accuracy")
 STAGES = ("sample ms", "exchange ms", "read ms", "ms", "pages read")
 TABLES = {
     "windows": Shown(
-        "windows",
-        "time and hits",
-        ("cache", "policy", "window", "hits %", "ms"),
-        only={
-            "cache": ("2 minibatches", "5 minibatches"),
-            "policy": ("random", "pinned", "window-pin", "lookahead"),
-        },
+        "windows", "time and hits", ("cache", "% of the table", "policy", "window", "hits %", "ms")
     ),
+    "accumulator": Shown(
+        "accumulator",
+        "minibatches that are planned",
+        ("seeds", "planned", "minibatches", "misses", "hits %", "in flight", "rows/s"),
+    ),
+    "buffer": Shown("buffer", "a minibatch by", ("buffer", "hits %", "MB read", "ms", "MB/s")),
+    "accesses": Shown("accesses", "reads per second", ("reads at once", "reads/s", "model")),
     "layers of dense": Shown("labor", "dense: ", LAYERS),
     "layers of sparse": Shown("labor", "sparse: ", LAYERS),
     "stages of matrices": Shown(
@@ -96,10 +106,21 @@ TABLES = {
         ("way", "ranks", "copies", "sampler", *STAGES),
         only={"bulk": (4,), "sampler": ("neighbor", "labor"), "kappa": ("1", 1)},
     ),
+    "cooperative stages": Shown(
+        "ranks",
+        "milliseconds and counts",
+        ("way", "ranks", "kappa", "sample ms", "exchange ms", "read ms", "copy ms", "train ms", "ms"),
+        only={
+            "way": ("independent", "cooperative", "cooperative, parts", "cooperative, METIS"),
+            "ranks": (2, 4),
+            "sampler": ("labor",),
+        },
+    ),
 }
 
 
 PLOTS = {
+    "bars of stages": ("epoch-stages", "Milliseconds of sampling, aggregation and training"),
     "curves from cold": ("cold", "Milliseconds of aggregation of the first minibatches"),
     "curves of samplers": ("labor", "Loss and accuracy by the number of nodes and edges that were sampled"),
     "curves of work": ("work", "Input nodes per seed by the number of seeds"),
@@ -107,7 +128,7 @@ PLOTS = {
     "curves of learning": ("learning", "Loss and accuracy by minibatch, for several kappas"),
     "curves of locality": ("locality", "Loss and accuracy by minibatch, for several factors of the bias"),
 }
-"""Curves of the page: the run, and what they show."""
+"""Pictures of the page: the run, and what they show."""
 
 
 def result_of(run: str) -> str:

@@ -17,6 +17,11 @@ installed; `--no-metis` leaves it out, because it takes long on large graphs): e
 rows of its part, then the hottest of the others; random: random rows of its part by hash. local seeds: each
 rank has the seeds of its part. The cost of all rows is compared with that of `placement`.
 
+PaGraph (Lin et al., SoCC 2020): each rank gets the seeds that reach its own, and holds the rows with most
+out-edges among the nodes that its seeds reach. Other rows come from the host; with "peers", from ranks that
+hold them. Where PaGraph looks at all neighbors, this looks at those of one draw with the same fanouts, and
+deals 64 seeds at a time.
+
 --links: ranks 0 and 1, and 2 and 3, have a fast link ("2 + 2"); or 0 to 3, and 4 to 7 ("2 x 4"). A row over
 a fast link costs 1, over another one 2, 4 or 8, of the host 10. placement: by this matrix; one cost: by the
 mean of its links. bias: the sampler of each rank draws rows within reach 4 times as often (LocalityBias):
@@ -32,7 +37,7 @@ import io
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,6 +55,8 @@ LINKS = {"2 + 2": 2, "2 x 4": 4}
 """Ranks of each of the two groups."""
 
 BIAS = 4
+DEALT = 64
+"""Seeds that PaGraph deals at a time."""
 Heat = np.ndarray
 Row = dict[str, Any]
 Reading = list[tuple[int, Ids]]
@@ -187,6 +194,31 @@ class Case:
                 found.append((rank, rows))
         return found
 
+    def pagraph(self, ranks: int) -> tuple[Owners, list[Ids]]:
+        """The ranks of seeds, and by rank the nodes that its seeds reach, those with most out-edges first.
+
+        A seed goes to the rank with the largest
+        (seeds of the rank that it reaches) x (mean seeds - seeds of the rank) / (nodes of the rank).
+        """
+        count, sampler = self.graph.num_dst, Neighbor(self._args.fanouts, disjoint=True)
+        owners = np.full(count, ranks, np.uint8)  # ranks: of nobody
+        reached = np.zeros((ranks, count), np.bool_)
+        seed_counts, mean = np.zeros(ranks, np.int64), len(self._seeds) / ranks
+        for first in range(0, len(self._seeds), DEALT):
+            seeds = self._seeds[first : first + DEALT]
+            minibatch = sampler.sample(self._topology, torch.from_numpy(seeds))
+            nodes, trees = minibatch.input_nodes.numpy(), minibatch.batch.numpy()
+            met = np.bincount(trees * (ranks + 1) + owners[nodes], minlength=len(seeds) * (ranks + 1))
+            room = mean - seed_counts
+            scores = met.reshape(len(seeds), -1)[:, :ranks] * room / np.maximum(1, reached.sum(axis=1))
+            chosen = (scores + 1e-9 * room).argmax(axis=1)  # without seeds that it reaches: the least busy
+            owners[seeds] = chosen
+            reached[chosen[trees], nodes] = True
+            seed_counts += np.bincount(chosen, minlength=ranks)
+        out_degrees = np.bincount(self.graph.indices, minlength=count)
+        order = np.argsort(-out_degrees, kind="stable")
+        return owners, [order[nodes[order]] for nodes in reached]
+
     def parts(self, ranks: int) -> dict[str, Owners]:
         parts = {method: self.owners(method, ranks) for method in ("hash", "community")}
         return parts | ({"METIS": metis(self.graph, ranks)} if self._args.metis else {})
@@ -213,10 +245,7 @@ def count_links(name: str, case: Case, args: argparse.Namespace, figures: Figure
             sources = {"own": 0, "fast link": 1, "slow link": far_cost, "host": host_cost}
             rows += compare(ways, sources, {"held by a rank": capacity / len(heat), "slow cost": far_cost})
         figures.table(f"{name}, {links}: where rows come from", rows)
-        for way in dict.fromkeys(row["way"] for row in rows):
-            if way != "placement":
-                ratios = [row["cost over placement"] for row in rows if row["way"] == way]
-                figures.add(f"{name}, {links}: {way} over placement, cost", (min(ratios), max(ratios)), "x")
+        add_ranges(f"{name}, {links}", rows, figures)
 
 
 def count_costs(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:
@@ -226,15 +255,30 @@ def count_costs(name: str, case: Case, args: argparse.Namespace, figures: Figure
         parts = case.parts(ranks)
         local = {way: case.reads_of(ranks, owners) for way, owners in parts.items() if way != "hash"}
         everyone = case.reads_of(ranks, None)
+        of_seeds, reached = case.pagraph(ranks)
+        local["PaGraph"] = case.reads_of(ranks, of_seeds)
         for capacity, host_cost in itertools.product(case.capacities(ranks), args.host_costs):
             ways = []
             for way, placed in placements(heat, ranks, capacity, parts, (1, host_cost), args.seed):
                 ways.append((way, placed, everyone))
                 if way in local:
                     ways.append((f"{way}, local seeds", placed, local[way]))
+            held = [nodes[:capacity] for nodes in reached]
+            for way, peer_cost in (("PaGraph", host_cost), ("PaGraph, peers", 1)):
+                placed = Placement.of(held, len(heat), peer_cost=peer_cost, host_cost=host_cost)
+                ways.append((way, placed, local["PaGraph"]))
             columns = {"P": ranks, "held by a rank": capacity / len(heat), "host cost": host_cost}
             rows += compare(ways, {"own": 0, "peer": 1, "host": host_cost}, columns)
     figures.table(f"{name}: where rows come from", rows)
+    add_ranges(name, rows, figures)
+
+
+def add_ranges(name: str, rows: Sequence[Row], figures: Figures) -> None:
+    """The least and the greatest cost of each way over that of `placement`."""
+    for way in dict.fromkeys(row["way"] for row in rows):
+        if way != "placement":
+            ratios = [row["cost over placement"] for row in rows if row["way"] == way]
+            figures.add(f"{name}: {way} over placement, cost", (min(ratios), max(ratios)), "x")
 
 
 def measure_preprocessing(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:

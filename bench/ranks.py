@@ -10,11 +10,14 @@ processes.
 
 independent: gids.open. shared: gids.distributed.open of the whole dataset, each page is read by one rank;
 range, heat: the same with these owners in place of "hash".
-parts: of a partitioned dataset, owners by hash; owners sample. cooperative: one minibatch of all ranks.
+parts: of a partitioned dataset, owners by hash; owners sample. cooperative: one minibatch of all ranks, of
+the whole dataset; "cooperative, parts": of a partitioned one; "cooperative, METIS": of one with the parts of
+METIS (if pymetis or DGL is installed), as `gids partition --owners` takes them.
 c: ranks that have the same part (replicas=c). bulk: minibatches that parts sample in one go. ladies: with
 replacement, and ladies-distinct without; a whole epoch of each.
 
-Each process trains GraphSAGE with one thread, cold, with a cache of a tenth of the rows. Stages in
+Each process trains GraphSAGE with one thread, cold, with a cache of a tenth of the rows. All ways are run one
+after the other, and this is repeated; of a rank, each number is the median. (LADIES runs once.) Stages in
 milliseconds of a minibatch, the mean over ranks: exchange is the time in exchanges, waiting for slower ranks
 included, and of gradients; sample is the rest of next(). Some rows are compared with the dataset. Counts are
 of a rank and minibatch.
@@ -28,6 +31,8 @@ measured ones start empty; its stages overlap, and calls of Python, torch and gl
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import multiprocessing
 import os
 import tempfile
@@ -39,14 +44,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from curves import Curves, Setting, measure
 from graphs import make_dataset
 from harness import Figures, Script
+from placement import metis
 from sage import GraphSage
 from scale import Model, Plan, Rates, predict
 
@@ -56,11 +64,13 @@ from gids.convert.synthetic import GraphSpec
 from gids.io import drop_page_cache
 from gids.loader.ranks import Group
 from gids.sampler import Ladies, Sampler
-from gids.store import FeatureStore
+from gids.store import FeatureStore, graphs_of
 from gids.write.partition import partition
 
 STAGES = ("sample", "exchange", "read", "copy", "train")
 LADIES = ("ladies", "ladies-distinct")
+ON_PARTS = {"parts": "parts", "cooperative, parts": "parts", "cooperative, METIS": "metis"}
+"""Ways with a partitioned dataset, and who partitioned it."""
 CLASSES, CACHE_SHARE = 16, 10  # the cache holds a tenth of the rows
 Row = dict[str, Any]
 
@@ -130,14 +140,15 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
     if case.way == "independent":
         source: Any = gids.open(whole, **options)
     else:
-        parts = Path(folder) / f"{case.ranks // case.copies}.parts"
-        path = parts if case.way == "parts" else whole
+        path = whole
+        if case.way in ON_PARTS:
+            path = Path(folder) / f"{case.ranks // case.copies}.{ON_PARTS[case.way]}"
         owners: Any = case.way if case.way in ("range", "heat") else "hash"
         source = gids.distributed.open(path, owners=owners, replicas=case.copies, bulk=case.bulk, **options)
     sampler: Sampler = Ladies([args.batch_size * n for n in args.fanouts], replace=False, threads=1)
     if case.sampler != "ladies-distinct":
         sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
-    together = case.way == "cooperative"
+    together = case.way.startswith("cooperative")
     sampling = {"batch_size": args.batch_size, "shuffle": True, "cooperative": together, "seed": 0}
     loader = gids.NodeLoader(source, store.splits["_N"]["train"], sampler, **sampling)
     model = GraphSage([table.shape[0], *[args.hidden] * (len(args.fanouts) - 1), CLASSES])
@@ -197,23 +208,28 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
 def serve(
     rank: int, size: int, meeting: str, cases: list[Case], args: argparse.Namespace, folder: str
 ) -> tuple[Rates, list[Row]]:
-    """The rates of exchanges of so many ranks, and all cases, on one of them."""
+    """The rates of exchanges of so many ranks, and all cases, on one of them: medians of the repeats."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
-    exchanges, rows = Exchanges(), []
+    exchanges = Exchanges()
+    rows: dict[Case, list[Row]] = {case: [] for case in cases}
     with ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
         rates = network_rates(size) if size > 1 else Rates()
         stack.enter_context(exchanges.watched())
-        for case in cases:
+        for repeat, case in itertools.product(range(args.repeats), cases):
+            if repeat and case.sampler in LADIES:
+                continue
             if rank == 0:
                 for path in Path(folder).rglob("*.feat*"):
                     if path.is_file():
                         drop_page_cache(path)
             dist.barrier()
-            rows.append(train(rank, case, args, folder, exchanges))
-    return rates, rows
+            rows[case].append(train(rank, case, args, folder, exchanges))
+    return rates, [
+        {key: median(row[key] for row in repeats) for key in repeats[0]} for repeats in rows.values()
+    ]
 
 
 def network_rates(ranks: int) -> Rates:
@@ -299,10 +315,22 @@ def cases_of(ranks: int, args: argparse.Namespace) -> list[Case]:
     if several:
         cases += [Case(way, ranks) for way in ("shared", "range", "heat")]
         cases += [Case("parts", ranks, bulk=bulk) for bulk in args.bulks]
+        cases += [Case(way, ranks, sampler="labor") for way in on_parts_together(args)]
         copies = [c for c in (2, 4) if ranks % c == 0 and c < ranks]
         cases += [Case(way, ranks, copies=c) for c in copies for way in ("shared", "parts")]
         cases += [Case("parts", ranks, sampler=sampler) for sampler in LADIES]
     return cases
+
+
+def on_parts_together(args: argparse.Namespace) -> list[str]:
+    """The ways of cooperative minibatches of a partitioned dataset."""
+    return ["cooperative, parts"] + (["cooperative, METIS"] if args.metis else [])
+
+
+def partition_by_metis(store: FeatureStore, folder: Path, parts: int) -> None:
+    owners = folder / f"{parts}.npy"
+    np.save(owners, metis(graphs_of(store)[0], parts))
+    partition(store.path, folder / f"{parts}.metis", parts, owners={"": owners})
 
 
 def ranks(args: argparse.Namespace, figures: Figures) -> None:
@@ -314,6 +342,8 @@ def ranks(args: argparse.Namespace, figures: Figures) -> None:
         store = make_dataset(Path(folder), spec, "--page-bytes", "512", keep_source=False)
         for parts in {ranks // copies for ranks in args.ranks for copies in (1, 2) if ranks % copies == 0}:
             partition(store.path, Path(folder) / f"{parts}.parts", parts)
+        for parts in args.ranks if args.metis else []:
+            partition_by_metis(store, Path(folder), parts)
         curves = {}
         for sampler in ("neighbor", "labor"):
             setting = Setting(tuple(args.fanouts), args.batch_size, sampler, threads=1)
@@ -325,7 +355,10 @@ def ranks(args: argparse.Namespace, figures: Figures) -> None:
             predictions += [
                 predicted(case, row, curves[case.sampler], rates, args)
                 for case, row in rows.items()
-                if case.kappa == 1 and case.bulk == 4 and case.sampler in curves
+                if case.kappa == 1
+                and case.bulk == 4
+                and case.sampler in curves
+                and case.way not in on_parts_together(args)
             ]
             print(f"{size} ranks: done", flush=True)
     table = [asdict(case) | row for case, row in by_case.items()]
@@ -340,13 +373,21 @@ def ranks(args: argparse.Namespace, figures: Figures) -> None:
         if hottest := by_case.get(Case("heat", count)):
             ratio = hottest["ms"] / by_case[Case("shared", count)]["ms"]
             figures.add(f"{count} ranks: owners by heat over hash: time", ratio, "x")
+        by_hash, by_metis = (
+            by_case.get(Case(f"cooperative, {owners}", count, sampler="labor"))
+            for owners in ("parts", "METIS")
+        )
+        if by_hash and by_metis:
+            name = f"{count} ranks, labor, cooperative: parts by METIS over hash: time"
+            figures.add(name, by_metis["ms"] / by_hash["ms"], "x")
     for case, row in by_case.items():
         if case.way == "cooperative" and case.ranks > 1:
             alone = by_case[Case("independent", case.ranks, sampler=case.sampler, kappa=1)]
             name = f"{case.ranks} ranks, {case.sampler}, kappa {case.kappa}"
             for what, key in (("time", "ms"), ("input rows", "input rows"), ("pages read", "pages read")):
                 ratio = row[key] / max(1e-9, alone[key])
-                figures.add(f"{name}: cooperative over independent, kappa 1: {what}", ratio, "x")
+                most = 1.0 if what == "time" and case.ranks == 2 else None
+                figures.add(f"{name}: cooperative over independent, kappa 1: {what}", ratio, "x", most=most)
 
 
 if __name__ == "__main__":
@@ -361,4 +402,7 @@ if __name__ == "__main__":
     option("bulks", [1, 4, 16], small=[1, 2])
     option("kappa", 64)
     option("steps", 16, "minibatches", small=2)
+    option("repeats", 3, small=1)
+    has_metis = any(importlib.util.find_spec(name) for name in ("pymetis", "dgl"))
+    option("metis", has_metis, action=argparse.BooleanOptionalAction)
     script.run(ranks)

@@ -62,7 +62,7 @@ LEFT_OUT = {
     "convert": "the same without.*",
     "convert-edges": "10⁹ edges.*|.gids generate.*",
     "convert-orders": "converting cold.*|16 classes.*",
-    "cooperation": "busiest.*|clustered",
+    "cooperation": "busiest.*|clustered|.*, 4 ranks: .*",
     "cooperation-caches": "LRU of 3 %.*",
     "distributed": "bytes.*|.*64 ranks.*",
     "cooperation-replicas": "the published.*",

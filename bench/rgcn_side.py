@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from epoch_side import with_stages
 from torch import Tensor, nn
 
 from gids.bench.sides import EpochConfig
@@ -21,7 +22,7 @@ from gids.store.names import Relation
 
 def run(values: Mapping[str, Any]) -> dict[str, Any]:
     """Train as an EpochConfig says; the fields of its EpochResult. Called by run_fresh."""
-    return asdict(TypedSide(EpochConfig(**values)).train())
+    return with_stages(lambda: asdict(TypedSide(EpochConfig(**values)).train()))
 
 
 class TypedSide(Side):

@@ -60,8 +60,20 @@ class Training:
 
     def step(self, blocks: Sequence[Block], rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Train on a minibatch. Returns its loss, a scalar on the model's device."""
-        loss = torch.nn.functional.cross_entropy(self.model(blocks, rows), labels)
+        return self.step_of_parts([(blocks, rows, labels)])
+
+    def step_of_parts(
+        self, parts: Sequence[tuple[Sequence[Block], torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        """Train on several minibatches at once, as data-parallel ranks do. Returns the mean loss of their
+        seeds."""
+        total = sum(len(labels) for _, _, labels in parts)
         self._optimizer.zero_grad()
-        loss.backward()
+        losses = []
+        for blocks, rows, labels in parts:
+            share = len(labels) / total
+            loss = share * torch.nn.functional.cross_entropy(self.model(blocks, rows), labels)
+            loss.backward()
+            losses.append(loss.detach())
         self._optimizer.step()
-        return loss
+        return torch.stack(losses).sum()

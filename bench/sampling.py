@@ -1,6 +1,7 @@
 """How fast does gids sample neighborhoods, compared with DGL, and with times?
 
     python bench/sampling.py            # compared with DGL: 16 M edges, five minutes
+    python bench/sampling.py --log2-nodes 17,20,23  # graphs of several sizes
     python bench/sampling.py --temporal # temporal and disjoint neighbors compared with uniform ones
     python bench/sampling.py --bulk 16  # many minibatches in one call compared with one in each
     python bench/sampling.py --small    # seconds; only shows that it works
@@ -61,7 +62,8 @@ Rate = tuple[float, float]  # input nodes and edges per second
 def make_graph(args: argparse.Namespace) -> Graph:
     if args.dataset is not None:
         return FeatureStore(args.dataset).graph()
-    indptr, indices = rmat(args.log2_nodes, args.degree, np.random.default_rng(args.seed))
+    [log2_nodes] = args.log2_nodes
+    indptr, indices = rmat(log2_nodes, args.degree, np.random.default_rng(args.seed))
     return graph_of(indptr, indices.astype(np.int64))
 
 
@@ -167,7 +169,13 @@ def threads_text(count: int) -> str:
     return f"{count} thread{'s' * (count > 1)}"
 
 
-def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
+def compare_sizes(args: argparse.Namespace, figures: Figures) -> None:
+    for log2_nodes in args.log2_nodes:
+        options = argparse.Namespace(**{**vars(args), "log2_nodes": [log2_nodes]})
+        compare_with_dgl(options, figures, f"2^{log2_nodes} nodes, " if len(args.log2_nodes) > 1 else "")
+
+
+def compare_with_dgl(args: argparse.Namespace, figures: Figures, prefix: str) -> None:
     import gids.dgl  # noqa: F401  # isort: skip  # before dgl: makes it importable beside a current torch
     import dgl
 
@@ -194,7 +202,7 @@ def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
                 verify(minibatch)
         sides = {"gids": partial(timed, by_gids(topology, sampler), seeds)}
         sides |= {name: partial(timed, by_dgl(dgl_graph, peer), seeds) for name, peer in peers.items()}
-        name = f"{kind}, {threads_text(threads)}"
+        name = f"{prefix}{kind}, {threads_text(threads)}"
         run_sides(figures, name, sides, args.rounds, [("gids", peer) for peer in peers], BAR)
 
 
@@ -272,14 +280,14 @@ def compare_bulk(args: argparse.Namespace, figures: Figures) -> None:
 
 def sampling(args: argparse.Namespace, figures: Figures) -> None:
     args.threads = args.threads or sorted({1, torch.get_num_threads()})
-    compare = compare_temporal if args.temporal else compare_bulk if args.bulk else compare_with_dgl
+    compare = compare_temporal if args.temporal else compare_bulk if args.bulk else compare_sizes
     compare(args, figures)
 
 
 if __name__ == "__main__":
     script = Script(__doc__, "seed")
     option = script.option
-    option("log2-nodes", 20, "size of the graph", small=12)
+    option("log2-nodes", [20], "sizes of the graphs; only DGL is compared on several", small=[12])
     option("degree", 16)
     option("fanouts", [5, 10, 15])
     option("batch-size", 1024, small=64)

@@ -115,8 +115,10 @@ def make_samplers(store: FeatureStore, cache_bytes: int) -> dict[str, Callable[[
                 name = f"{kind.__name__}, κ = {kappa}{', nested' if nested else ''}"
                 makers[name] = partial(make, batch_dependency=kappa, nested=nested)
     for factor in (2, 4, 16):
-        bias = LocalityBias(held, factor)
-        makers[f"Neighbor, locality {factor}"] = partial(Neighbor, FANOUTS, locality=bias)
+        for weights in (False, True):
+            bias = LocalityBias(held, factor, weights=weights)
+            name = f"Neighbor, locality {factor}{', with weights' if weights else ''}"
+            makers[name] = partial(Neighbor, FANOUTS, locality=bias)
     return makers
 
 

@@ -420,6 +420,7 @@ class HostSampler:
         dependency: tuple[int, bool],
         near: list[UInt8 | None],
         factor: float,
+        weigh_near: bool,
         trees: list[_Trees],
         times: list[tuple[NDArray[Any], bool] | None],
         last: bool,
@@ -429,8 +430,9 @@ class HostSampler:
         """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
         first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds as
         its nodes, and leave node ids in indices; weights: by relation, of each edge; dependency: (kappa,
-        nested), where kappa 0 is infinite; near: by relation, a bit for each source whose edges weigh
-        `factor` times, the lowest bit of a byte first.
+        nested), where kappa 0 is infinite; near: by relation, a bit for each source whose edges are drawn
+        `factor` times as often, the lowest bit of a byte first; weigh_near: blocks of these relations have
+        weights.
 
         trees: by minibatch (the tree of each seed by node type, tags, times), or empty; times: by relation
         (times of edges or of sources, whether of sources): later edges are left out; last: draw among the
@@ -459,10 +461,12 @@ class HostSampler:
         sizes: list[list[int]],
         numbers: tuple[int, int, int],
         only: int | None,
+        by_count: bool,
         replace: bool,
         poisson: bool,
     ) -> list[_Sampled]:
-        """The same by LADIES. sizes: how many sources to draw, by layer and relation."""
+        """The same by LADIES. sizes: how many sources to draw, by layer and relation; by_count: draw a source
+        in proportion to the square of its edges to the nodes."""
     def walk(
         self,
         topology: NeighborTopology,

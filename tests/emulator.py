@@ -299,6 +299,7 @@ class EmulatedDevice(Device):
     Tensors of empty() and zeros() end where a page of memory ends: a kernel that goes beyond fails. Their
     memory is poisoned when they are released: see emulator_memory.py.
 
+    capturing: settable; whether torch's current stream is captured.
     can_wait_value: settable; whether wait_value waits. limit_s: for one launch or wait_value. mapped: the
     host memory that is mapped now, bytes by address. launches: names of the kernels launched so far.
     """
@@ -323,8 +324,7 @@ class EmulatedDevice(Device):
         self._seed = seed
         self._default = self._of_torch()
         self._here = threading.local()
-        self._capturer: int | None = None
-        self._broken = ""
+        self.capturing = False
 
     def _of_torch(self) -> EmulatedStream:
         """torch's default stream."""
@@ -378,7 +378,6 @@ class EmulatedDevice(Device):
         """Called after work was enqueued that writes to these tensors."""
 
     def preload(self, *units: str) -> None:
-        self.check_capture("preload")
         for unit in units:
             _builder().unit(unit)
 
@@ -398,9 +397,8 @@ class EmulatedDevice(Device):
         finally:
             self._stream = before
 
-    def map_host(self, address: int, nbytes: int, *, memory: object, read_only: bool = False) -> Mapping:
+    def map_host(self, address: int, nbytes: int, *, memory: object) -> Mapping:
         check_host_range(address, nbytes)
-        self.check_capture("map_host")
         for start, size in self.mapped.items():
             if start < address + nbytes and address < start + size:
                 raise RuntimeError(f"host memory at {address:#x} is already mapped")
@@ -454,41 +452,13 @@ class EmulatedDevice(Device):
     def allocate(self, nbytes: int) -> torch.Tensor:
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
-        self.check_capture("allocate")
         buffer = self.memory.take(nbytes, self._stream, zeroed=False, kept=False)
         tensor = torch.frombuffer(buffer, dtype=torch.uint8)
         self.note_written(self._stream, [tensor])
         return tensor
 
-    # --- CUDA graphs ---
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
-        """As torch.cuda.graph() in its default mode: this thread enqueues, and nobody may wait.
-
-        A thread that calls beside_captures() when it starts is not concerned. A forbidden call raises
-        RuntimeError there, and at the end of the capture.
-        """
-        assert self._capturer is None
-        self._capturer, self._broken = threading.get_ident(), ""
-        try:
-            yield
-        finally:
-            self._capturer = None
-        if self._broken:
-            raise RuntimeError(f"the capture is invalid: {self._broken}")
-
-    def check_capture(self, what: str) -> None:
-        """Called before what CUDA forbids while a graph is captured."""
-        if self._capturer is not None and not getattr(self._here, "beside", False):
-            self._broken = f"{what}() in thread {threading.current_thread().name}"
-            raise RuntimeError(f"operation not permitted when stream is capturing: {self._broken}")
-
-    def beside_captures(self) -> None:
-        self._here.beside = True
-
     def _captures(self) -> bool:
-        return self._capturer == threading.get_ident()
+        return self.capturing
 
     def _driver_memory(self) -> tuple[int, int]:
         self.memory.collect()

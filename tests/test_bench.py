@@ -12,12 +12,18 @@ import pytest
 import torch
 from epoch_results import train_here
 
+from gids.bench.features import map_array
+from gids.cli import main as gids_command
+from gids.convert.synthetic import GraphSpec, write_graph
+from gids.store import FeatureStore
+
 BENCH = Path(__file__).parents[1] / "bench"
 IN_MEMORY = (
     "cooperation.py",
     "dependent.py",
     "labor.py",
     "matrix_sampling.py",
+    "paper_sizes.py",
     "placement.py",
     "sampling.py",
 )
@@ -57,10 +63,14 @@ def run(monkeypatch, capfd):
         ("training.py", ["samplers"], "Labor, κ = 256, nested, pages read in the last epoch"),
         ("convert.py", ["features"], "peak memory of converting"),
         ("convert.py", ["edges", "--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
+        ("epoch.py", ["--plot"], "stock, MADV_RANDOM: aggregation"),
         ("epoch.py", ["--hetero"], "papers and authors: rows/s, gids over stock, MADV_RANDOM"),
+        ("accesses.py", [], "reads for 95 % of the peak, by the model"),
+        ("paper_sizes.py", [], "IGB-Full: features: 98."),
         ("device_queue.py", [], "random pages, queue over engine"),
         ("io.py", [], "random reads, threads"),
         ("sampling.py", [], "labor, 1 thread, gids over dgl, edges/s"),
+        ("sampling.py", ["--log2-nodes", "10,12"], "2^12 nodes, neighbor, 2 threads, gids over dgl"),
         ("sampling.py", ["--temporal"], "nodes, last over uniform, edges/s"),
         ("matrix_sampling.py", [], "LADIES by degree, 4 in bulk: time by matrices over gids"),
         ("cooperation.py", ["--plot"], "1.5D with adjacency rows, words of a bulk"),
@@ -70,9 +80,12 @@ def run(monkeypatch, capfd):
             "labor-star, 1 thread, gids over dgl",
         ),
         ("placement.py", [], "where rows come from"),
-        ("loading.py", ["cold", "--plot"], "over"),
-        ("loading.py", ["windows"], "minibatches"),
+        ("loading.py", ["cold", "--plot"], "torch, MADV_RANDOM, over gids, window 16: first minibatch"),
+        ("loading.py", ["cold", "--sampler", "ladies"], "torch, read-ahead, over gids, window 16"),
+        ("loading.py", ["windows"], "window-pin, W = 4, over random: hits"),
+        ("loading.py", ["buffer"], "none over 20 %, reverse PageRank: bytes read"),
         ("loading.py", ["memory"], "over"),  # "disks" limits this process
+        ("accumulator.py", [], "8 seeds, the rule over twice the queue: rows/s"),
         ("ranks.py", [], "ladies-distinct, parts: epoch"),
         ("placement.py", ["--times"], "seconds of preprocessing"),
         ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
@@ -85,15 +98,17 @@ def run(monkeypatch, capfd):
         ),
         ("dependent.py", ["misses"], "clustered: misses of LRU caches"),
         ("dependent.py", ["learning"], "Neighbor, kappa inf: accuracy"),
-        ("dependent.py", ["locality", "--plot"], "locality 16: accuracy"),
+        ("dependent.py", ["locality", "--plot"], "locality 16, with weights: accuracy"),
         ("packs.py", ["--plot"], "rows that differ from the table: 0 of "),
         ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
         ("pack_versions.py", ["--datasets", "BIG"], "BIG, default, 32 MB: later epochs"),
         ("pack_versions.py", ["--datasets", "MID", "--before", sys.executable], "over the version before: "),
     ],
 )
-def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch):
-    """rows.py, packs.py and pack_versions.py start fresh processes, as epoch.py does elsewhere."""
+def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch, request):
+    """rows.py, packs.py, pack_versions.py and `loading.py cold` start fresh processes."""
+    if "cold" in args:
+        request.getfixturevalue("on_disk")
     if name == "epoch.py":
         train_here(monkeypatch)
     where = [] if name in IN_MEMORY else ["--dir", str(tmp_path)]
@@ -107,3 +122,30 @@ def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch):
         assert plot.read_bytes().startswith(b"\x89PNG")
         plot.unlink()
     assert [path.name for path in tmp_path.iterdir()] == [result.name]
+
+
+def test_a_cold_side_does_not_begin_with_features_in_the_page_cache(on_disk, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import loading_side
+
+    write_graph(tmp_path / "graph", GraphSpec(2000, degree=4, dim=128, train_count=100))
+    assert gids_command(["convert", str(tmp_path / "graph"), str(tmp_path / "graph.gids"), "--quiet"]) == 0
+    sizes = {"sampler": "neighbor", "fanouts": [2, 2], "batch_size": 8, "batches": 3, "memory": "20MB"}
+    config = {"dataset": str(tmp_path / "graph.gids"), "mapped": "", "window": 2, "args": sizes}
+    side = loading_side.run(config)
+    assert side["cached"] == 0
+    assert len(side["rows"]) == len(side["aggregation_ms"]) == 3
+    (table,) = FeatureStore(config["dataset"]).tables.values()
+    held = map_array(table, random_access=False)
+    held.sum()
+    with pytest.raises(OSError, match="100% of the features are in the page cache"):
+        loading_side.run(config)
+
+
+def test_the_reads_that_a_disk_needs_follow_from_the_model(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import accesses
+
+    disk = {"peak": 1.5e6, "overhead_s": 41e-6}  # the paper's Optane
+    assert accesses.model(accesses.needed(0.95, **disk), **disk) == pytest.approx(0.95 * 1.5e6)
+    assert accesses.model(1, **disk) == pytest.approx(1 / (41e-6 + 1 / 1.5e6))

@@ -59,6 +59,11 @@ PARTS_S: Mapping[str, Mapping[str, float]] = {
         "training": 70,
         "array": 130,
     },
+    "papers": {
+        "sizes": 90,
+        "windows": 90,
+        "buffer": 60,
+    },
 }
 """The most seconds of each step. All but the tests are questions of bench/gpu.py. The sanitizers run beside
 the tests, and may take as long."""
@@ -453,9 +458,9 @@ def go(check: Check) -> int:
 
 
 def limits_of(part: str) -> dict[str, float]:
-    """The steps of "checks", "figures" or "all", and the most seconds of each."""
+    """The steps of "checks", "figures", "papers" or "all" (all but papers), and the most seconds of each."""
     limits = dict(FIRST_S)
-    for name in PARTS_S if part == "all" else [part]:
+    for name in ("checks", "figures") if part == "all" else [part]:
         limits |= PARTS_S[name]
     return limits
 
@@ -483,7 +488,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help="small benchmarks; of compute-sanitizer only memcheck"
     )
     parser.add_argument("--no-build", action="store_true", help="check the installed gids")
-    part = "steps to run: checks (tests, compute-sanitizer), figures (benchmarks) or all (default)"
+    part = "steps to run: checks (tests, sanitizers), figures, papers (benchmarks), all but papers (default)"
     parser.add_argument("--part", choices=[*PARTS_S, "all"], default="all", help=part)
     pack = "make an archive that runs this check on an x86-64 machine without network, and exit"
     parser.add_argument("--pack", type=Path, metavar="FILE.tar", help=pack)

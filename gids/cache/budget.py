@@ -105,6 +105,12 @@ class MemoryPlan:
         reach = self.sizes.window_batches * self.sizes.page_bytes
         return window <= lines and reach <= REACH * lines
 
+    @property
+    def pages_leave_lines(self) -> bool:
+        """Whether the pages of planned minibatches take at most half of the lines, if there are lines."""
+        needed = self.sizes.planned_batches * self.sizes.page_bytes
+        return 2 * needed <= self.line_bytes or self.line_bytes == 0
+
 
 _MERGED_BYTES = 32 << 10
 """Neighboring pages without a line are read into the bounce pool by one request of up to this size."""
@@ -182,13 +188,16 @@ class Budget(ABC):
         room for minibatches that are larger by sizes.growth. More minibatches are planned while their outputs
         are small beside the whole. Where memory is short, the window is shortened first. Then fewer
         minibatches are planned, until the lines take as much as the outputs. If that does not fit, no room is
-        left for larger minibatches.
+        left for larger minibatches. More are planned than sizes.planned_batches only if their pages, which
+        keep their lines meanwhile, take at most half of the lines.
 
         Raises MemoryBudgetError, which lists the sum, if one minibatch does not fit.
         """
         usual, plan = self._more_planned(sizes.grown(sizes.growth)), None
         for planned in range(usual.planned_batches, sizes.least_planned_batches - 1, -1):
             plan = self._with_window(usual.with_planned(planned)) or plan
+            if planned > sizes.planned_batches and (plan is None or not plan.pages_leave_lines):
+                continue
             if plan is not None and (plan.capped or plan.line_bytes >= plan.purposes["outputs"]):
                 return plan
         least = sizes.with_planned(sizes.least_planned_batches)

@@ -139,6 +139,7 @@ class FeatureCache:
                 cache.wait(step)
             failures += cache.gather_rest(step)
         features = {name: self._memory.tensor(self.tables[name], outputs[name]) for name in self._ids[step]}
+        del self._outputs[step]
         return features, self._error(failures)
 
     def retire(self, step: int) -> None:

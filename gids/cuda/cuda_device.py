@@ -14,7 +14,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -44,13 +44,6 @@ _LAUNCH, _RECORD, _WAIT_EVENT, _WAIT_VALUE, _FILL, _COPY = range(6)
 
 _lock = threading.Lock()
 _open: dict[int, CudaDevice] = {}
-
-
-class _Kernel(NamedTuple):
-    """A loaded kernel. sizes: bytes of its parameters, or None if the driver does not report them."""
-
-    handle: int
-    sizes: list[int] | None
 
 
 class CudaEvent:
@@ -149,7 +142,7 @@ class CudaDevice(Device):
     def __init__(self, index: int, driver: Libcuda, compiler: Compiler) -> None:
         self.driver, self._compiler = driver, compiler
         self._lock = threading.Lock()  # of _units
-        self._units: dict[str, dict[str, _Kernel]] = {}
+        self._units: dict[str, dict[str, int]] = {}  # handles of kernels by name
         self._idle_streams: dict[int, list[int]] = {}  # handles by priority
         self._own_streams: weakref.WeakValueDictionary[int, CudaStream] = weakref.WeakValueDictionary()
         self.idle_events: list[int] = []
@@ -170,24 +163,18 @@ class CudaDevice(Device):
         capability = (libcuda.CAPABILITY_MAJOR, libcuda.CAPABILITY_MINOR)
         major, minor = (driver.attribute(handle.value, part) for part in capability)
         self._target = compiler.target((major, minor))
-        can_wait = driver.attribute(handle.value, libcuda.CAN_WAIT_64_BITS)
-        self._can_wait = bool(can_wait) and driver.has("cuStreamWaitValue64_v2")
-        self._can_map_read_only = bool(driver.attribute(handle.value, libcuda.READ_ONLY_HOST_REGISTER))
+        self._can_wait = bool(driver.attribute(handle.value, libcuda.CAN_WAIT_64_BITS))
 
     def launch(
         self, stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument
     ) -> None:
         check_grid(kernel, blocks, threads)
-        words = [as_word(kernel, i, arg, self.torch_device) for i, arg in enumerate(args)]
-        loaded = self._kernel(unit, kernel)
-        sizes = [nbytes for _, nbytes in words]
-        if loaded.sizes is not None and loaded.sizes != sizes:
-            raise RuntimeError(f"{kernel}: arguments must have {loaded.sizes} bytes (got {sizes})")
+        words = [as_word(kernel, i, arg, self.torch_device)[0] for i, arg in enumerate(args)]
+        handle = self._kernel(unit, kernel)
         if blocks == 0:
             return
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        bits = [word for word, _ in words]
-        self._put(stream, _LAUNCH, loaded.handle, blocks, threads, len(bits), *bits, kept=tensors)
+        self._put(stream, _LAUNCH, handle, blocks, threads, len(words), *words, kept=tensors)
 
     def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:
         if tensor.nbytes:
@@ -265,11 +252,9 @@ class CudaDevice(Device):
         with torch.cuda.device(self.torch_device), torch.cuda.stream(_of_torch(stream)):
             yield
 
-    def map_host(self, address: int, nbytes: int, *, memory: object, read_only: bool = False) -> Mapping:
+    def map_host(self, address: int, nbytes: int, *, memory: object) -> Mapping:
         check_host_range(address, nbytes)
         flags = libcuda.REGISTER_PORTABLE | libcuda.REGISTER_DEVICEMAP
-        if read_only and self._can_map_read_only:
-            flags |= libcuda.REGISTER_READ_ONLY
         with self.in_context():
             try:
                 self.driver.call("cuMemHostRegister_v2", address, nbytes, flags)
@@ -329,10 +314,6 @@ class CudaDevice(Device):
             self.driver.call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
         return address.value
 
-    def beside_captures(self) -> None:
-        mode = ctypes.c_int(libcuda.CAPTURE_THREAD_LOCAL)
-        self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-
     def _captures(self) -> bool:
         with torch.cuda.device(self.torch_device):
             return bool(torch.cuda.is_current_stream_capturing())
@@ -362,13 +343,13 @@ class CudaDevice(Device):
             if error.status != libcuda.DEINITIALIZED:  # CUDA has ended, and released everything
                 raise
 
-    def _kernel(self, unit: str, kernel: str) -> _Kernel:
+    def _kernel(self, unit: str, kernel: str) -> int:
         kernels = self._units.get(unit) or self._load(unit)
         if kernel not in kernels:
             raise KeyError(f"no kernel {kernel!r} in {unit} (has {', '.join(kernels) or 'none'})")
         return kernels[kernel]
 
-    def _load(self, unit: str) -> dict[str, _Kernel]:
+    def _load(self, unit: str) -> dict[str, int]:
         with self._lock:
             if unit in self._units:
                 return self._units[unit]
@@ -381,28 +362,14 @@ class CudaDevice(Device):
             self._units[unit] = kernels
             return kernels
 
-    def _find(self, module: ctypes.c_void_p, name: str) -> _Kernel:
+    def _find(self, module: ctypes.c_void_p, name: str) -> int:
         handle = ctypes.c_void_p()
         self.driver.call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
         assert handle.value is not None
         # Without it the first launch loads the kernel, and may wait for the whole device.
         if self.driver.has("cuFuncLoad"):
             self.driver.call("cuFuncLoad", handle)
-        return _Kernel(handle.value, self._sizes(handle))
-
-    def _sizes(self, function: ctypes.c_void_p) -> list[int] | None:
-        if not self.driver.has("cuFuncGetParamInfo"):
-            return None
-        sizes: list[int] = []
-        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-        while True:
-            try:
-                self.driver.call(
-                    "cuFuncGetParamInfo", function, len(sizes), ctypes.byref(offset), ctypes.byref(size)
-                )
-            except CudaError:  # no such parameter: that was the last
-                return sizes
-            sizes.append(size.value)
+        return handle.value
 
     @contextlib.contextmanager
     def in_context(self) -> Iterator[None]:
@@ -450,7 +417,6 @@ def open_cuda(device: str | torch.device | None, *, load: Callable[[str], Any] =
             cupy = "cupy-cuda12x" if toolkit[0] == 12 else "cupy-cuda13x"
             compiler = open_compiler(installed_sources(), cupy)
             _check_driver(driver, compiler.version, "CuPy compiles with")
-            _check_target(driver, index, compiler)
             cast("Callable[[], None]", torch.cuda.init)()
             library = Libcuda(load)
             library.call("cuInit", 0)
@@ -489,18 +455,3 @@ def _check_driver(driver: Driver, toolkit: tuple[int, int], whose: str) -> None:
         )
     if driver.fault:
         raise NoDeviceError(f"no CUDA device: {driver.fault}; run `gids info --system` for details")
-
-
-def _check_target(driver: Driver, index: int, compiler: Compiler) -> None:
-    """Raise NoDeviceError if the device needs PTX and its driver is too old for the toolkit's PTX."""
-    device = driver.devices[index]
-    if not compiler.target(device.capability).startswith("compute_"):
-        return
-    if driver.version is not None and driver.version < compiler.version:
-        (old, old_minor), (new, new_minor) = driver.version, compiler.version
-        package = "nvidia-cuda-nvrtc-cu12" if old == 12 else "nvidia-cuda-nvrtc"
-        raise NoDeviceError(
-            f"{device.name} needs PTX from NVRTC, which has CUDA {new}.{new_minor}; the NVIDIA driver "
-            f"supports PTX of CUDA {old}.{old_minor} and older: update the driver, or "
-            f"pip install '{package}=={old}.{old_minor}.*'"
-        )

@@ -147,7 +147,7 @@ class Device(ABC):
     """One device. torch_device: of its tensors. index: its number, "cuda:INDEX". name: by the vendor, also of
     other devices of the kind. sm_count: number of multiprocessors.
 
-    numa_node: the node with memory near the device; None if all memory is near, or if the node is not known.
+    numa_node: the node whose memory is near the device; None if it is not known.
     """
 
     torch_device: torch.device
@@ -226,12 +226,11 @@ class Device(ABC):
         """A context in which torch works and allocates on this device and stream."""
 
     @abstractmethod
-    def map_host(self, address: int, nbytes: int, *, memory: object, read_only: bool = False) -> Mapping:
+    def map_host(self, address: int, nbytes: int, *, memory: object) -> Mapping:
         """Pin host memory and map it into device memory. Blocks.
 
         address: of the start of a memory page. memory: the object whose end frees these bytes; the mapping
-        keeps it. read_only: the device only reads; required for read-only memory. Raises RuntimeError, with
-        the size, if the driver refuses.
+        keeps it. Raises RuntimeError, with the size, if the driver refuses.
         """
 
     @abstractmethod
@@ -276,14 +275,6 @@ class Device(ABC):
 
         With its last tensor it goes back to the driver, and torch keeps what it has cached for others. That
         may wait for the device. Raises torch's OutOfMemoryError.
-        """
-
-    @abstractmethod
-    def beside_captures(self) -> None:
-        """Let the calling thread use the device while another thread captures a CUDA graph.
-
-        Threads of gids call it when they start. Without it, a capture in CUDA's default mode (global) would
-        refuse their calls, and end with an error itself.
         """
 
     def check_not_capturing(self) -> None:

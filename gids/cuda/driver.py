@@ -17,13 +17,11 @@ from typing import Any
 MULTIPROCESSOR_COUNT = 16
 PCI_BUS, PCI_DEVICE, PCI_DOMAIN = 33, 34, 50
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
-READ_ONLY_HOST_REGISTER = 113
 CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
 # Flags of cuStreamCreateWithPriority, cuEventCreate and cuMemHostRegister
 STREAM_NON_BLOCKING = 0x1
 EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING = 0x1, 0x2
-REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
-CAPTURE_THREAD_LOCAL = 1  # CUstreamCaptureMode
+REGISTER_PORTABLE, REGISTER_DEVICEMAP = 0x1, 0x2
 # CUresult
 OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED, NOT_READY, ALREADY_REGISTERED = 2, 3, 4, 600, 712
 
@@ -48,17 +46,15 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuEventSynchronize": [c_void_p],
     "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
     "cuMemcpyAsync": [c_uint64, c_uint64, c_size_t, c_void_p],
-    "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],
     "cuMemAlloc_v2": [POINTER(c_uint64), c_size_t],
     "cuMemFree_v2": [c_uint64],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
     "cuMemHostUnregister": [c_void_p],
+    "cuStreamWaitValue64_v2": [c_void_p, c_uint64, c_uint64, c_uint],
 }
 _NEWER: dict[str, list[Any]] = {
-    "cuStreamWaitValue64_v2": [c_void_p, c_uint64, c_uint64, c_uint],  # 11.7
     "cuFuncLoad": [c_void_p],  # 12.4
-    "cuFuncGetParamInfo": [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)],  # 12.4
 }
 ENQUEUEING = (
     "cuCtxPushCurrent_v2",
@@ -104,9 +100,8 @@ class Libcuda:
         self.check(function, self._functions[function](*args))
 
     def addresses(self, functions: Sequence[str]) -> list[int]:
-        """Where functions are, for native code; 0 for one that this driver does not have."""
-        known = [self._functions.get(name) for name in functions]
-        return [0 if f is None else ctypes.cast(f, c_void_p).value or 0 for f in known]
+        """Where functions are, for native code."""
+        return [ctypes.cast(self._functions[name], c_void_p).value or 0 for name in functions]
 
     def check(self, function: str, status: int) -> None:
         """Raise CudaError unless the status that a function returned is 0."""
@@ -123,23 +118,19 @@ class Libcuda:
         return status != NOT_READY
 
     def attribute(self, device: int, number: int) -> int:
-        """A device's attribute; 0 if this driver does not know it."""
+        """A device's attribute."""
         value = c_int()
-        try:
-            self.call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
-        except CudaError:
-            return 0
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
         return value.value
 
 
 @dataclass(frozen=True)
 class Device:
-    """One CUDA device. pci: its address in sysfs, such as 0000:01:00.0."""
+    """One CUDA device."""
 
     name: str
     memory_bytes: int
     capability: tuple[int, int]
-    pci: str
 
 
 @dataclass(frozen=True)
@@ -178,10 +169,8 @@ def ask_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
 def _device(cuda: Any, index: int) -> Device:
     handle = c_int()
     cuda.cuDeviceGet(ctypes.byref(handle), index)
-    name, pci = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
-    memory = c_size_t()
+    name, memory = ctypes.create_string_buffer(256), c_size_t()
     cuda.cuDeviceGetName(name, len(name), handle)
-    cuda.cuDeviceGetPCIBusId(pci, len(pci), handle)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
 
     def attribute(number: int) -> int:
@@ -193,7 +182,6 @@ def _device(cuda: Any, index: int) -> Device:
         name=name.value.decode(errors="replace"),
         memory_bytes=memory.value,
         capability=(attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR)),
-        pci=pci.value.decode(errors="replace").lower(),
     )
 
 

@@ -150,22 +150,15 @@ os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 def numa_node(pci_address: str, sysfs: Path = Path("/sys")) -> int | None:
-    """The NUMA node with memory that a PCI device is on. pci_address: "0000:3b:00.0".
+    """The NUMA node that a PCI device is on. pci_address: "0000:3b:00.0".
 
-    None if all memory is on one node, or if the kernel does not report the device's node.
+    None if the kernel does not report it.
     """
     try:
-        nodes = _numbers((sysfs / "devices/system/node/has_memory").read_text())
         node = int((sysfs / "bus/pci/devices" / pci_address.lower() / "numa_node").read_text())
     except (OSError, ValueError):
         return None
-    return node if len(nodes) > 1 and node in nodes else None
-
-
-def _numbers(text: str) -> set[int]:
-    """The numbers of a kernel's list, such as "0-1,4"."""
-    ends = [part.split("-") for part in text.strip().split(",") if part]
-    return {number for end in ends for number in range(int(end[0]), int(end[-1]) + 1)}
+    return node if node >= 0 else None
 
 
 def prefer_node(address: int, nbytes: int, node: int | None) -> bool:

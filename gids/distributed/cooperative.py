@@ -117,7 +117,10 @@ class _Exchanged(torch.autograd.Function):
     def forward(ctx: Any, h: torch.Tensor, plan: Exchange, group: Group, place: str) -> torch.Tensor:
         ctx.plan, ctx.group, ctx.rows, ctx.place = plan, group, len(h), place
         came = _send(h.index_select(0, plan.send.to(h.device)), plan.counts, plan.expected, group)
-        return torch.cat([h[: plan.num_dst], came.index_select(0, plan.place.to(h.device))])
+        rows = h.new_empty(plan.num_dst + len(plan.place), *h.shape[1:])
+        rows[: plan.num_dst] = h[: plan.num_dst]
+        torch.index_select(came, 0, plan.place.to(h.device), out=rows[plan.num_dst :])
+        return rows
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:

@@ -4,7 +4,6 @@ hottest pages have several owners, as a placement says.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable
 
@@ -12,12 +11,14 @@ import numpy as np
 import torch
 
 from gids.distributed.place import NOBODY, Placement, place
-from gids.io import open_engine, queue_depth
+from gids.io import queue_depth
+from gids.io.speed import measure_speed
 from gids.loader.options import Options
 from gids.loader.ranks import Group, Tensors
 from gids.store import Table
 
-_PRIME = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplicative hashing
+# 2^64 / the golden ratio: multiplicative hashing. Hash tables take another hash: native/include/gids/mix.h.
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 Owners = Callable[[np.ndarray], np.ndarray]
 """Returns the owners of ids, int64[n]: whole numbers[n]."""
@@ -153,20 +154,12 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
 def _random_page_s(table: Table, options: Options) -> float:
     """Seconds of a page's random read, while as many are read as may be in flight. Raises OSError."""
     depth = options.queue_depth or queue_depth(table.shards, options.engine)
-    count = max(1, min(4 * depth, _READ_BYTES // table.page_bytes))
-    out = np.frombuffer(mmap.mmap(-1, count * table.page_bytes), np.uint8).reshape(count, -1)  # aligned
-    pages = np.random.default_rng(0).integers(0, table.page_count, count)
-    shards = len(table.shards)
-    with open_engine(
+    speed = measure_speed(
         table.shards,
+        table.page_bytes,
         options.engine,
         depth=depth,
         direct=options.direct,
-        max_read_bytes=table.page_bytes,
-        max_merge_bytes=0,
-    ) as engine:
-        files, offsets = (pages % shards).astype(np.uint32), pages // shards * table.page_bytes
-        engine.read(files[:1], offsets[:1], table.page_bytes, out[:1])  # what happens once is not measured
-        begun = time.perf_counter()
-        engine.read(files, offsets, table.page_bytes, out)
-        return (time.perf_counter() - begun) / count
+        most_bytes=_READ_BYTES,
+    )
+    return 1 / max(1.0, speed.reads_per_s)

@@ -35,7 +35,14 @@ from gids.loader.row_source import (
     default_tables,
 )
 from gids.loader.rows import EpochInput, Rows
-from gids.loader.sampling import Epoch, EpochSampling, EpochSeeds, SampleStream, layered_of
+from gids.loader.sampling import (
+    Epoch,
+    EpochSampling,
+    EpochSeeds,
+    SampleStream,
+    layered_of,
+    spans_epochs,
+)
 from gids.loader.source import Dataset, as_row_source
 from gids.loader.stats import no_rows
 from gids.loader.stream import EpochStream
@@ -490,6 +497,8 @@ class EpochLoader(Closing, ABC):
             self._hash_seeds(digest.update)
             self._seeds_digest = digest.hexdigest()
         graphs = [[*g.relation, g.num_src, g.num_dst, g.num_edges] for g in self._topology.graphs]
+        # A state of a version of gids that began anew in each epoch is refused.
+        counted = {"steps": "counted over epochs"} if spans_epochs(self.sampler) else {}
         return {
             "topology": graphs,
             "topology_crc": self.store.topology_crc,
@@ -499,6 +508,7 @@ class EpochLoader(Closing, ABC):
             "drop_last": self.drop_last,
             "seeds": f"{self._seed_count} ({self._seeds_digest})",
             "sampler": _name_of(self.sampler),
+            **counted,
         }
 
     def _compared(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from gids.closing import Closing
 from gids.cuda.pinned import check_pinning
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine, queue_depth
+from gids.io.speed import DiskSpeed, known_speed
 from gids.loader.memory import (
     KEPT_HEAT,
     DevicePlacement,
@@ -57,6 +58,10 @@ from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
+
+_MEASURED_SHARE = 16
+_MEASURED_BYTES = 32 << 20
+"""What is read to measure the disks takes at most 1/16 of the memory, and at most so much."""
 
 
 class FeatureLoader(Closing):
@@ -141,6 +146,7 @@ class FeatureLoader(Closing):
         )
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
+        speed = None if options.planned is not None else self._disk_speed(depth, budget)
         self._placement: Placement = (
             HostPlacement(
                 self._engine,
@@ -149,10 +155,11 @@ class FeatureLoader(Closing):
                 self.source.memory,
                 dtype,
                 expected,
+                speed,
                 pinned=self._pinned,
             )
             if on_cpu
-            else self._on_device(expected)
+            else self._on_device(expected, speed)
         )
         self._opened.callback(self._placement.end.close)
         # Of the epoch that began last.
@@ -170,7 +177,19 @@ class FeatureLoader(Closing):
         """This loader. See RowLoader."""
         return self
 
-    def _on_device(self, expected: Rows | None) -> DevicePlacement:
+    def _disk_speed(self, depth: int, memory_bytes: int) -> DiskSpeed:
+        """Of random reads of pages of the largest table."""
+        largest = max(self.tables, key=lambda t: t.page_count * t.page_bytes)
+        return known_speed(
+            largest.shards,
+            largest.page_bytes,
+            self._options.engine,
+            depth=depth,
+            direct=self._options.direct,
+            most_bytes=min(_MEASURED_BYTES, memory_bytes // _MEASURED_SHARE),
+        )
+
+    def _on_device(self, expected: Rows | None, speed: DiskSpeed | None) -> DevicePlacement:
         options = self._options
         check_policy(options.policy)
         if options.memory is not None and options.memory < options.staging:
@@ -181,7 +200,9 @@ class FeatureLoader(Closing):
         device = cuda.open_device(self.device)
         self.device = torch.device("cuda", device.index)  # also if another device becomes torch's current one
         memory_bytes = self.source.lender.device_bytes(device, options.cache)
-        return DevicePlacement(device, self._engine, self.tables, options, memory_bytes, self.dtype, expected)
+        return DevicePlacement(
+            device, self._engine, self.tables, options, memory_bytes, self.dtype, expected, speed
+        )
 
     def check_open(self) -> None:
         """Raise ValueError after close()."""

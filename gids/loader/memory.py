@@ -27,7 +27,7 @@ from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.io.device.device_queue import queue_device_bytes
-from gids.io.device.kvikio_reader import open_extent_reader
+from gids.io.device.kvikio_reader import open_kvikio_reader
 from gids.loader.options import MAX_PLANNED
 from gids.loader.rows import Cache, EpochInput, Ids
 from gids.loader.stats import is_size
@@ -37,6 +37,7 @@ from gids.store.table import positions_of
 if TYPE_CHECKING:
     from gids.cache.budget import Budget
     from gids.io import Engine
+    from gids.io.speed import DiskSpeed
     from gids.loader.options import Options
     from gids.store import Table
 
@@ -126,7 +127,8 @@ def _kept_at_most(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uin
 class Placement(ABC):
     """Where the cache of a FeatureLoader is. Divides memory, and builds the cache, at the first minibatch.
 
-    expected: rows of the largest minibatch, by the user, or None. pinned: features are in pinned memory.
+    expected: rows of the largest minibatch, by the user, or None. speed: of the disks, if the number of
+    planned minibatches follows from it. pinned: features are in pinned memory.
 
     Attributes: cache: None before the first minibatch, and after release(). plan: how memory is divided; None
     before the first minibatch. end: closes the cache. planned: minibatches that are read at once. waiting:
@@ -149,11 +151,12 @@ class Placement(ABC):
         memory_bytes: int,
         dtype: torch.dtype | None,
         expected: Rows | None,
+        speed: DiskSpeed | None,
         *,
         pinned: bool = False,
     ) -> None:
         self._engine, self.tables, self._options, self._dtype = engine, tables, options, dtype
-        self.expected, self._pinned = expected, pinned
+        self.expected, self._speed, self._pinned = expected, speed, pinned
         self._budget = self._budget_of(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
@@ -177,7 +180,7 @@ class Placement(ABC):
         self.planned = self._wanted.planned_batches
         self._warned = False  # of a larger one
         self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
-        self._adapted_to = (0, 0)  # steps and misses, when the number of planned minibatches adapted last
+        self._adapted_to = (0, 0, 0)  # steps, pages and hits, when planned adapted last
         self._adapt_at = 0  # a step of the cache
 
     @property
@@ -192,6 +195,11 @@ class Placement(ABC):
         return self.sizes.window_batches
 
     @property
+    def most_planned(self) -> int:
+        """The most minibatches that are planned at once."""
+        return self.sizes.planned_batches
+
+    @property
     def memory_bytes(self) -> int:
         """The budget: bytes of host memory, or of device memory."""
         return self._budget.memory_bytes
@@ -203,7 +211,7 @@ class Placement(ABC):
     @property
     def held_bytes(self) -> int:
         """Memory of the sampled minibatches that are held at once."""
-        return (self.window + self.planned + self.waiting) * self.minibatch_bytes
+        return (self.sizes.live_batches + self.waiting) * self.minibatch_bytes
 
     def allow_waiting(self, batches: int) -> None:
         """So many sampled minibatches may wait to enter the window, if memory allows."""
@@ -314,25 +322,28 @@ class Placement(ABC):
             self.planned, self.waiting, self._adapt_at = self._wanted.planned_batches, 0, 0
 
     def planned_now(self) -> int:
-        """Minibatches to plan ahead. On the CPU they adapt within an epoch too, by counts that repeat."""
+        """Minibatches to plan ahead. On the CPU they adapt within an epoch too."""
         if self.on_host and self.cache is not None and self.cache.next_step >= self._adapt_at:
             self.adapt_planned()
         return self.planned
 
     def adapt_planned(self) -> None:
-        """Plan the fewest minibatches whose missing pages cover twice the queue, as in the last ones."""
-        if self._options.planned is not None or self.cache is None:
+        """Plan the fewest minibatches whose misses keep the disks busy, if they are like the last ones."""
+        if self._speed is None or self.cache is None:
             return
         tables = self.table_stats().values()
-        steps = max(t["steps"] for t in tables)
-        misses = sum(t["misses"] for t in tables)
-        new_steps, new_misses = steps - self._adapted_to[0], misses - self._adapted_to[1]
-        self._adapted_to = (steps, misses)
+        counted = (
+            max(t["steps"] for t in tables),
+            sum(t["pages"] for t in tables),
+            sum(t["hits"] for t in tables),
+        )
+        steps, pages, hits = (now - before for now, before in zip(counted, self._adapted_to, strict=True))
+        self._adapted_to = counted
         self._adapt_at = self.cache.next_step + _ADAPT_STEPS
-        if new_steps == 0:
+        if steps == 0:
             return
-        wanted = math.ceil(2 * self._engine.depth * new_steps / max(1, new_misses))
-        self.planned = min(max(self.least_planned, wanted), self.sizes.planned_batches)
+        wanted = self._speed.minibatches(pages / steps, hits / max(1, pages))
+        self.planned = min(max(self.least_planned, wanted), self.most_planned)
 
     def table_stats(self) -> dict[str, dict[str, Any]]:
         """Counters of each table, including released caches. Sizes are of the present cache."""
@@ -411,12 +422,13 @@ class DevicePlacement(Placement):
         memory_bytes: int,
         dtype: torch.dtype | None,
         expected: Rows | None,
+        speed: DiskSpeed | None,
     ) -> None:
         self.device = device
         self._host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         own = f"cuda:{device.index}"
         self.memories = frozenset({own, "host"} if self._host_cache_bytes else {own})
-        super().__init__(engine, tables, options, memory_bytes, dtype, expected)
+        super().__init__(engine, tables, options, memory_bytes, dtype, expected, speed)
 
     def _budget_of(self, **common: Any) -> DeviceBudget:
         return DeviceBudget(
@@ -428,11 +440,11 @@ class DevicePlacement(Placement):
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         options = self._options
         with ExitStack() as stack:
-            reader = None
+            kvikio = None
             if any(plan.lines.values()) and heats and not options.check_crc:
                 paths = [shard for t in self.tables for shard in t.shards]
-                reader = open_extent_reader(self.device, self._engine, paths)
-                stack.callback(reader.close)
+                if (kvikio := open_kvikio_reader(self.device, paths)) is not None:
+                    stack.enter_context(kvikio)
             return DeviceFeatureCache(
                 self.device,
                 self._engine,
@@ -445,7 +457,7 @@ class DevicePlacement(Placement):
                 output_dtype=self._dtype,
                 check_crc=options.check_crc,
                 staging_bytes=options.staging,
-                reader=reader,
+                kvikio=kvikio,
             )
 
     def memory(self) -> dict[str, int]:

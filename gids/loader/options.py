@@ -55,9 +55,9 @@ class Tuning:
     Args:
         policy: how the cache chooses the pages that it keeps: ``"lookahead"`` (default), ``"window-pin"``,
             ``"random"``, ``"static"``, and, not on CUDA, ``"lru"`` and ``"pinned"``.
-        planned: minibatches that are being read, 1 to 8. Default: starts with 2 and becomes, every 16
-            minibatches (on CUDA between epochs), the smallest number whose missing pages cover twice the
-            queue depth. window + planned is at most 24.
+        planned: minibatches that are being read, 1 to 8. Default: starts with 2 (on CUDA 3) and becomes,
+            every 16 minibatches (on CUDA between epochs), the least number whose missing pages keep the disks
+            at 98 % of their rate, by their measured speed, if memory allows. window + planned is at most 24.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD, and 64 per further core. Fewer if

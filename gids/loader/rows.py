@@ -109,6 +109,8 @@ class Window(Protocol):
 
     @property
     def window(self) -> int: ...
+    @property
+    def most_planned(self) -> int: ...
     def planned_now(self) -> int: ...
     def cache_for(
         self,
@@ -123,6 +125,9 @@ class Window(Protocol):
 class CachedRows(Rows):
     """Rows of an epoch through the cache of a FeatureLoader. The epoch that began last has its window. One
     that lost it reads through the cache without look-ahead, and leaves no marks.
+
+    A minibatch retires when as many later ones as may be planned at a time are planned. So what the cache
+    keeps depends on no number of minibatches that are planned, and on no time.
 
     begin, ended: called when this gets the window, and when it closes while it has it. build: builds the
     cache.
@@ -144,7 +149,8 @@ class CachedRows(Rows):
         self.has_window = self._warned = False
         self._cache: Cache | None = None  # that has steps of this epoch
         self._first_step = self.gathered = 0
-        self._first = 0  # minibatch that entered that cache
+        self._first = self._retired = 0  # minibatch that entered that cache; that retires next
+        self._planned = 0  # minibatches
 
     @property
     def window(self) -> int:
@@ -168,16 +174,19 @@ class CachedRows(Rows):
         if self._cache is None:
             cache.cancel()  # what an epoch left that was dropped, or ended by Ctrl-C
             self._cache, self._first_step, self._first = cache, cache.next_step - t, t
+            self._retired = self._planned = t
         cache.enter(self._first_step + t, ids)
 
     def plan(self, t: int) -> None:
         if self._cache is not None and t >= self._first:
             self._cache.plan(self._first_step + t)
+            self._planned = t + 1
+            self._retire(self._cache, self.gathered)
 
     def gather(self, t: int, minibatch: Any) -> Features:
         if self._cache is not None and t >= self._first:
             features, error = self._cache.gather(self._first_step + t)
-            self._cache.retire(self._first_step + t)
+            self._retire(self._cache, t + 1)
         else:
             ids = self.ids(minibatch)
             cache = self._cache_for(minibatch, ids)
@@ -189,6 +198,12 @@ class CachedRows(Rows):
             raise error
         self.gathered = t + 1
         return features
+
+    def _retire(self, cache: Cache, gathered: int) -> None:
+        """Retire those of the gathered minibatches after which enough are planned."""
+        while self._retired < min(gathered, self._planned + 1 - self._placement.most_planned):
+            cache.retire(self._first_step + self._retired)
+            self._retired += 1
 
     def lose_window(self) -> None:
         """Go on without look-ahead: another epoch has begun."""

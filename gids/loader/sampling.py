@@ -142,8 +142,9 @@ class SampleStream:
 class Epoch:
     """The plan of an epoch's sampling, for all kinds of loaders.
 
-    steps: the steps to sample. seed: of the random numbers. tables: the tables whose rows minibatches read.
-    at_once: returns the number of minibatches to sample in the next call. sample: samples them.
+    steps: the steps to sample, up to the epoch's last. seed: of the random numbers. tables: the tables whose
+    rows minibatches read. at_once: returns the number of minibatches to sample in the next call. sample:
+    samples them.
     """
 
     number: int
@@ -156,6 +157,12 @@ class Epoch:
     stream: SampleStream
     at_once: Callable[[], int]
     sample: Callable[..., list[Minibatch]]
+
+    def numbers(self, step: int) -> tuple[int, int]:
+        """The epoch and the step that the sampler gets."""
+        if spans_epochs(self.sampler):
+            return 0, self.number * self.steps.stop + step
+        return self.number, step
 
 
 class EpochSampling(ABC):
@@ -176,10 +183,20 @@ class EpochSampling(ABC):
         """The minibatches of successive steps."""
         epoch, drawn = self.epoch, [self.draw(step) for step in steps]
         seeds = [of_step for of_step, _ in drawn]
+        number, first = epoch.numbers(steps.start)
         sampled = epoch.sample(
-            epoch.sampler, epoch.topology, seeds, seed=epoch.seed, epoch=epoch.number, first_step=steps.start
+            epoch.sampler, epoch.topology, seeds, seed=epoch.seed, epoch=number, first_step=first
         )
-        return [complete(minibatch) for minibatch, (_, complete) in zip(sampled, drawn, strict=True)]
+        return [
+            self._completed(minibatch, step, complete)
+            for minibatch, step, (_, complete) in zip(sampled, steps, drawn, strict=True)
+        ]
+
+    def _completed(
+        self, minibatch: Minibatch, step: int, complete: Callable[[Minibatch], Minibatch]
+    ) -> Minibatch:
+        minibatch.epoch, minibatch.step = self.epoch.number, step  # a sampler that spans epochs has others
+        return complete(minibatch)
 
     def ids(self, minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
         """The rows of each table that a minibatch reads."""
@@ -212,12 +229,13 @@ class EpochSampling(ABC):
         try:
             with epoch.stream.use():
                 seeds, complete = self.draw(step)
+                number, numbered = epoch.numbers(step)
                 finish = epoch.sampler.start(
-                    epoch.topology, seeds, seed=epoch.seed, epoch=epoch.number, step=step
+                    epoch.topology, seeds, seed=epoch.seed, epoch=number, step=numbered
                 )
         except Exception as error:
             return partial(_fail, without_frames(error))
-        return lambda: complete(finish())
+        return lambda: self._completed(finish(), step, complete)
 
     def _in_bulk(self) -> Iterator[Minibatch]:
         steps, count, one_by_one = self.epoch.steps, 1, False  # the first minibatch waits for no other
@@ -246,6 +264,11 @@ def layered_of(sampler: Sampler) -> LayeredSampler | None:
     """The sampler of gids that this one is, or samples by; None if there is none."""
     layered = getattr(sampler, "layered", sampler)
     return layered if isinstance(layered, LayeredSampler) else None
+
+
+def spans_epochs(sampler: Sampler) -> bool:
+    """See Sampler."""
+    return bool(getattr(sampler, "spans_epochs", False))
 
 
 def _can_start(epoch: Epoch) -> bool:

@@ -5,8 +5,9 @@ It samples ahead, tells the cache what enters, and hands out what it gathers. An
 minibatch is due, and ends the epoch. The stream is new until its first minibatch, then open, then closed.
 
 The order is fixed, so that a run can be replayed exactly: before minibatch t is planned, minibatch t - D is
-gathered and t + W has entered (W: the window, D: the planned minibatches). Only the first W steps differ: the
-first minibatch is handed out when one is sampled; then each step enters two until the window is full.
+gathered and t + W has entered (W: the window, D: the planned minibatches, on which no hit depends). Only the
+first W steps differ: the first minibatch is handed out when one is sampled; then each step enters two until
+the window is full.
 """
 
 from __future__ import annotations

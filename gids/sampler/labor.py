@@ -32,13 +32,16 @@ class Labor(LayeredSampler):
     importance_sampling: 0 (LABOR-0): t is taken with probability fanout / d. i >= 1 (LABOR-i): neighbors of
     nodes with few neighbors get higher probabilities, in i rounds. -1 (LABOR-*): as many rounds as reduce
     the expected number of nodes. fixed_count: take exactly `fanout` neighbors, those with the smallest
-    numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every layer.
+    numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every layer, so
+    that a minibatch has fewer input nodes; products of weights of several layers are biased then.
     batch_dependency: number of minibatches over which the numbers stay correlated (1: independent, math.inf:
-    a whole epoch), so that successive minibatches read more of the same rows. nested: instead, that many
-    minibatches have the same numbers, and the next ones new numbers.
+    the whole training), so that successive minibatches read more of the same rows. nested: instead, that many
+    minibatches have the same numbers, and the next ones new numbers. Loaders count minibatches over epochs
+    (see sample()).
 
-    Blocks have weights, 1 / the probability of each edge. fixed_count is slightly biased for parallel edges,
-    which share one number. The minibatch depends only on seeds, seed, epoch, step and graph.
+    Blocks have weights, 1 / the probability of each edge, which make the sums of each layer unbiased.
+    fixed_count is slightly biased for parallel edges, which share one number. The minibatch depends only on
+    seeds, seed, epoch, step and graph.
     """
 
     _repeatable = True

@@ -56,6 +56,7 @@ class LayeredSampler(ABC):
     _options: tuple[str, ...] = ()  # further arguments and attributes, besides threads
     _least = -1
     _repeatable = False  # of this very class: a subclass of other people may keep a state
+    _dependency = Dependency(1, False)
 
     def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
         name = self._numbers_are
@@ -87,7 +88,9 @@ class LayeredSampler(ABC):
         seeds: int64[n] node ids or bool[num_nodes], or a dictionary of these by node type. As in DGL,
         repeated seeds are kept and get the same edges; edges to such a node refer to its first position.
         TimedSeeds of such ids are for a temporal sampler. seed, epoch, step: 0 to 2^64 - 1; together they
-        determine the random numbers. seed=None: each call draws one from torch's default generator.
+        determine the random numbers. seed=None: each call draws one from torch's default generator. With
+        batch_dependency, draws are correlated between the steps of one `epoch`: for a dependence that goes on
+        from one epoch to the next, as in loaders, pass epoch=0 and the number of all steps before.
 
         On the CPU this blocks without the GIL. On a device it works on torch's current stream and waits for
         it, mostly once. The tensors belong to the caller.
@@ -274,6 +277,11 @@ class LayeredSampler(ABC):
     def repeatable(self) -> bool:
         """See Sampler. False for subclasses of other people; they may override it."""
         return bool(type(self).__dict__.get("_repeatable", False))
+
+    @property
+    def spans_epochs(self) -> bool:
+        """See Sampler."""
+        return self._dependency.kappa != 1
 
     @property
     def nbytes(self) -> int:

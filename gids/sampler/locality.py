@@ -25,8 +25,10 @@ class LocalityBias:
     """Draw edges from given nodes, whose features are in a cache, `factor` times as often as others.
 
     Song and Jiang, "Rethinking graph data placement for graph neural network training on multiple GPUs", ICS
-    2022. Unlike there, blocks have weights, 1 / the probability of each edge, so that estimates of sums over
-    neighbors are unbiased for every factor.
+    2022. weights: False, as published: blocks of relations with a mask have no weights, so that a mean over
+    the drawn neighbors leans towards nodes in the cache, also where the sampler has weights of edges. True:
+    they have weights, 1 / the probability of each edge, so that estimates of sums over neighbors are unbiased
+    for every factor, with a variance that grows with it.
 
     nodes: bool[num_nodes] on the CPU, True for nodes in the cache, or a dictionary of such masks by node
     type. Types without a mask are drawn uniformly. The mask is copied, one bit per node, and does not change,
@@ -39,16 +41,16 @@ class LocalityBias:
     by the masks of its rank (of cooperative minibatches, of the rank that owns the destination), so ranks
     together no longer sample the minibatch of one process.
 
-    Attributes: factor; rank_count: number of ranks with masks of their own, or None.
+    Attributes: factor; weights; rank_count: number of ranks with masks of their own, or None.
 
     Raises TypeError for masks that are not bool in one dimension, ValueError for a wrong factor, an empty
     list, or ranks whose masks are of other nodes.
     """
 
-    def __init__(self, nodes: Masks | Sequence[Masks], factor: float) -> None:
+    def __init__(self, nodes: Masks | Sequence[Masks], factor: float, *, weights: bool = False) -> None:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             raise ValueError(f"factor must be 1 (no bias) or more, and finite (got {factor!r})")
-        self.factor = float(factor)
+        self.factor, self.weights = float(factor), bool(weights)
         self.rank_count = len(nodes) if isinstance(nodes, list | tuple) else None
         of_ranks = cast("Sequence[Masks]", [nodes] if self.rank_count is None else nodes)
         if not of_ranks:
@@ -68,7 +70,8 @@ class LocalityBias:
             _brief({ntype: f"{n} nodes, {array_digest(bits)}" for ntype, (n, bits) in masks.items()})
             for masks in self._of_ranks
         ]
-        return f"LocalityBias({told[0] if self.rank_count is None else told}, factor={self.factor})"
+        masks = told[0] if self.rank_count is None else told
+        return f"LocalityBias({masks}, factor={self.factor}, weights={self.weights})"
 
     def of_rank(self, rank: int, world_size: int) -> LocalityBias:
         """The same with the masks of one rank; of a bias with the same masks for all ranks itself.
@@ -86,9 +89,9 @@ class LocalityBias:
         of_rank._rank = rank
         return of_rank
 
-    def of(self, topology: Topology) -> tuple[list[np.ndarray | None], float]:
-        """(masks by relation, factor). A mask is uint8[ceil(num_src / 8)], one bit per source, the lowest bit
-        of a byte first, or None. Raises ValueError for masks that do not fit the node types.
+    def of(self, topology: Topology) -> tuple[list[np.ndarray | None], float, bool]:
+        """(masks by relation, factor, weights). A mask is uint8[ceil(num_src / 8)], one bit per source, the
+        lowest bit of a byte first, or None. Raises ValueError for masks that do not fit the node types.
         """
         if self._rank is None:
             raise ValueError(
@@ -111,8 +114,9 @@ class LocalityBias:
                     f"the mask of {ntype!r} nodes must have {counts[ntype]} entries (got {count})"
                 )
         if self.factor == 1:
-            return [], 1.0
-        return [masks[r[0]][1] if r[0] in masks else None for r in topology.relations], self.factor
+            return [], 1.0, self.weights
+        of_relations = [masks[r[0]][1] if r[0] in masks else None for r in topology.relations]
+        return of_relations, self.factor, self.weights
 
 
 def _by_type(nodes: Masks) -> dict[str | None, tuple[int, np.ndarray]]:

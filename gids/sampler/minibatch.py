@@ -120,7 +120,8 @@ class Minibatch:
     seeds: int64[n], as given. input_nodes: int64[m], the nodes whose features the first block reads: the
     seeds, then every other node once, in order of first appearance. blocks: from the input layer to the
     output layer, one Block each, or a dictionary by relation; or, of a bidirectional or induced subgraph, one
-    layer among all input nodes. epoch, step: of its random numbers.
+    layer among all input nodes. epoch, step: as given to sample(); from a loader, the epoch and the
+    position in it.
 
     batch: of a disjoint minibatch, int64[m], the tree of each input node: the position of its seed. Positions
     go on from one node type to the next, in the order of the topology. Then pairs (batch, node) are unique,

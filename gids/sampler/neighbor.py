@@ -48,12 +48,14 @@ class Neighbor(LayeredSampler):
     replace: draw `fanout` edges with replacement; -1 takes all edges once. weights: draw edges in proportion
     to their weights: float[num_edges] on the CPU in the order of graph.indices (of a dataset in parts: of
     edge ids), kept as float32; or a dictionary by relation; relations without weights are drawn uniformly.
-    locality: draw edges from nodes in a cache more often (LocalityBias). Blocks of relations with weights or
-    masks have `weights`, 1 / probability. threads: number of CPU threads (None: torch's).
+    Blocks of relations with weights have `weights`, 1 / probability. locality: draw edges from nodes in a
+    cache more often (LocalityBias, which says whether blocks have weights then). threads: number of CPU
+    threads (None: torch's).
 
-    batch_dependency: number of minibatches over which draws stay correlated (1: independent, math.inf: a
-    whole epoch), so that successive minibatches read more of the same rows. nested: instead, that many
+    batch_dependency: number of minibatches over which draws stay correlated (1: independent, math.inf: the
+    whole training), so that successive minibatches read more of the same rows. nested: instead, that many
     minibatches use the same random numbers, as if cut from a large minibatch, and the next ones use new ones.
+    Loaders count minibatches over epochs (see sample()).
 
     disjoint: every seed has a tree of its own: nodes of different trees are different nodes, also where their
     ids are the same, and `minibatch.batch` has the tree of each. Equal seeds have equal trees.
@@ -217,9 +219,9 @@ class Neighbor(LayeredSampler):
                 block.weights = None
         return super().finish(topology, checked, (nodes, blocks, batch), epoch, step)
 
-    def _masks_of(self, topology: Topology) -> tuple[list[np.ndarray | None], float]:
-        """By relation, and the factor."""
-        return ([], 1.0) if self.locality is None else self.locality.of(topology)
+    def _masks_of(self, topology: Topology) -> tuple[list[np.ndarray | None], float, bool]:
+        """As LocalityBias.of."""
+        return ([], 1.0, False) if self.locality is None else self.locality.of(topology)
 
     def _weights_of(self, topology: Topology) -> list[np.ndarray | None]:
         """By relation."""
@@ -254,10 +256,10 @@ class Neighbor(LayeredSampler):
             times = [] if self.temporal is None else topology.times(self.temporal)
             forest = Forest(checked.batch, checked.trees.tags, checked.trees.times, times)
         rates: list[Rates | None] = []
-        weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
-        if weights or masks:
+        weights, masks = self._weights_of(topology), self._masks_of(topology)
+        if weights or masks[0]:
             topology.check_open()
-            rates = sampler.rates.of(topology, weights, masks, factor)
+            rates = sampler.rates.of(topology, weights, *masks)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
         last = self.strategy == "last"
         kind = "replaced" if self.replace else kind

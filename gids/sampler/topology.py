@@ -35,6 +35,10 @@ class Sampler(Protocol):
 
     A sampler with an attribute ``repeatable = True`` states that nothing which its minibatches depend on
     changes while its loader exists. Then a loader may sample an epoch before the one before it has ended.
+
+    The minibatches of a sampler with an attribute ``spans_epochs = True`` depend on each other over epochs:
+    a loader passes epoch=0 and, as step, the number of all steps before, epoch * len(loader) + position.
+    Those of gids.sampler with a batch_dependency have it.
     """
 
     def sample(

@@ -205,11 +205,12 @@ sampler::Times times_of(const std::pair<AnyIds, bool>& given, const sampler::Rel
 nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                            const Fanouts& fanouts, const Numbers& numbers, Only only, bool replace,
                            const std::vector<std::optional<EdgeWeights>>& weights, Dependency kappa_nested,
-                           const std::vector<std::optional<Bits>>& near, float factor,
+                           const std::vector<std::optional<Bits>>& near, float factor, bool weigh_near,
                            const std::vector<Trees>& trees, const std::vector<TimesOf>& times, bool last,
                            bool newest, bool induced) {
   const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
-  sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor, {}, last, newest, induced};
+  sampler::NeighborOptions options{replace, dependency.gradual(), {},   {},     factor,
+                                   weigh_near, {}, last, newest, induced};
   const auto& relations = graph.topology().relations;
   if (weights.size() > relations.size()) throw nb::value_error("weights must have at most one array per relation");
   for (size_t r = 0; r < weights.size(); ++r) {
@@ -252,12 +253,15 @@ nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batch
 }
 
 nb::list sample_ladies(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
-                        const Fanouts& sizes, const Numbers& numbers, Only only, bool replace, bool poisson) {
+                        const Fanouts& sizes, const Numbers& numbers, Only only, bool by_count, bool replace,
+                        bool poisson) {
   using Draws = sampler::Ladies::Draws;
+  using Law = sampler::Ladies::Law;
   const Draws draws = poisson ? Draws::poisson : replace ? Draws::repeated : Draws::distinct;
+  const Law law = by_count ? Law::count : Law::degree;
   return run(self, graph.topology(), seeds, sizes, graph.topology().relations.size(), numbers, only, 1,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
-               return samplers.ladies.sample(samplers.host, graph.topology(), spans, sizes, draws, moment);
+               return samplers.ladies.sample(samplers.host, graph.topology(), spans, sizes, law, draws, moment);
              });
 }
 
@@ -410,15 +414,16 @@ void bind_sampler(nb::module_& m) {
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a, "only"_a,
-           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a, "trees"_a, "times"_a, "last"_a, "newest"_a,
-           "induced"_a,
+           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a, "weigh_near"_a, "trees"_a, "times"_a,
+           "last"_a, "newest"_a, "induced"_a,
            "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the "
            "seeds' first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds "
            "as its nodes, and leave node ids in indices, or None; weights: by relation, float32[num_edges] or None; "
            "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source "
-           "whose edges count factor times, or None; trees: by minibatch (the tree of each seed by node type, tags, "
-           "times or None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: "
-           "later edges are left out; last: draw among the last edges; newest: only nodes that the layer before found "
+           "whose edges are drawn factor times as often, or None; weigh_near: blocks of these relations have weights; "
+           "trees: by minibatch (the tree of each seed by node type, tags, times or None), or empty; times: by "
+           "relation (times of edges or of sources, whether of sources) or None: later edges are left out; last: draw "
+           "among the last edges; newest: only nodes that the layer before found "
            "draw; induced: one layer, of all edges among the nodes. Returns of each minibatch (int64[n] nodes by node "
            "type, by layer and relation (indptr, indices, positions, weights or None, number of sources), the trees of "
            "the nodes by node type or nothing).")
@@ -426,8 +431,9 @@ void bind_sampler(nb::module_& m) {
            "only"_a, "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")
       .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "only"_a,
-           "replace"_a, "poisson"_a,
-           "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
+           "by_count"_a, "replace"_a, "poisson"_a,
+           "The same by LADIES. sizes: how many sources to draw, by layer and relation; by_count: draw a source in "
+           "proportion to the square of its edges to the nodes.")
       .def("walk", &sample_walks, "topology"_a, "seeds"_a.noconvert(), "counts"_a, "numbers"_a, "only"_a, "path"_a,
            "walks"_a, "length"_a, "restart"_a,
            "The same by random walks; one block in a layer. counts: neighbors, by layer, one each; path: relations.")

@@ -109,7 +109,7 @@ __device__ void cut(const device::Table& t, device::Choice* choice, u64 missing,
   choice->first = hand;
   choice->count = device::candidates(t.replaced, missing);
   if (t.replaced == 0) return;
-  if (score::by_chance(static_cast<score::Policy>(t.policy))) choice->hand = score::mix(next_step + 1) % t.replaced;
+  if (score::by_chance(static_cast<score::Policy>(t.policy))) choice->hand = gids::mix(next_step + 1) % t.replaced;
   else choice->hand = (hand + choice->count) % t.replaced;
 }
 

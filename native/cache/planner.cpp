@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "gids/mix.h"
+
 namespace gids::cache {
 
 namespace {
@@ -288,7 +290,7 @@ void Planner::drop(u32 list, u32 count) {
 u32 Planner::random_victim() {
   for (int k = 0; k < victim_tries && fresh_ > 0; ++k) {
     const u32 line =
-        static_cast<u32>((static_cast<unsigned __int128>(score::mix(random_state_ += golden)) * fresh_) >> 64);
+        static_cast<u32>((static_cast<unsigned __int128>(mix(random_state_ += golden)) * fresh_) >> 64);
     const u64 w = word::load(words_[lists_.owner(line)]);
     const u32 pinned = policy_ == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned_mask_;
     if (state_of(w) == PageState::resident && !(uses_of(w) & pinned) && !kept(w)) return line;

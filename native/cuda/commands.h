@@ -22,7 +22,7 @@ enum class Operation : u64 {
 };
 constexpr std::size_t most_arguments = 64;
 
-// Addresses of libcuda's functions, in the order of gids.cuda.driver.ENQUEUEING. wait_value may be null.
+// Addresses of libcuda's functions, in the order of gids.cuda.driver.ENQUEUEING.
 struct Functions {
   using Word = unsigned long long;  // CUdeviceptr, cuuint64_t
   int (*push_context)(void* context);

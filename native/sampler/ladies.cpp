@@ -8,14 +8,14 @@
 namespace gids::sampler {
 
 Minibatch Ladies::sample(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> sizes,
-                         Draws draws, const Moment& moment) {
+                         Law law, Draws draws, const Moment& moment) {
   return host.run(graph, seeds, static_cast<u32>(sizes.size()), [&](u32 layer, u32 r, const Frontier& frontier) {
     const Variates variates(moment, layer, draws == Draws::repeated ? r : frontier.relation.src);
-    return sample_layer(host, frontier, sizes[layer][r], draws, variates);
+    return sample_layer(host, frontier, sizes[layer][r], law, draws, variates);
   });
 }
 
-Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size, Draws draws,
+Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size, Law law, Draws draws,
                            const Variates& variates) {
   if (size == 0) return host.collect(frontier, [](size_t, EdgeList&) {});
   neighborhood_.read(host.workers(), frontier);
@@ -23,7 +23,7 @@ Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size
   float* counts = counts_.ensure(sources.size());
   std::fill(counts, counts + sources.size(), size == neighbor::all_neighbors ? 1.0f : 0.0f);
   if (size != neighbor::all_neighbors && !sources.empty()) {
-    const double total = weigh(frontier);
+    const double total = weigh(frontier, law);
     if (draws == Draws::poisson) draw_poisson(static_cast<u64>(size), variates);
     else if (draws == Draws::distinct) draw_distinct(static_cast<u64>(size), variates);
     else draw(static_cast<u64>(size), total, variates);
@@ -39,7 +39,7 @@ Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size
 }
 
 // One thread, in order: sums of rounded numbers depend on it. Parallel edges are entries of their own.
-double Ladies::weigh(const Frontier& frontier) {
+double Ladies::weigh(const Frontier& frontier, Law law) {
   const size_t count = neighborhood_.sources().size();
   double* norms = norms_.ensure(count);
   std::fill(norms, norms + count, 0.0);
@@ -48,9 +48,13 @@ double Ladies::weigh(const Frontier& frontier) {
     const u64 degree = frontier.degrees[v];
     const double share = 1 / static_cast<double>(degree);
     const i64* local = neighborhood_.local(v);
-    for (u64 e = 0; e < degree; ++e) norms[local[e]] += share * share;
+    const double of_edge = law == Law::degree ? share * share : 1;
+    for (u64 e = 0; e < degree; ++e) norms[local[e]] += of_edge;
     if (degree) total += share;
   }
+  if (law == Law::degree) return total;
+  total = 0;
+  for (size_t t = 0; t < count; ++t) total += norms[t] *= norms[t];
   return total;
 }
 

@@ -154,7 +154,7 @@ Block draw(HostSampler& host, const Frontier& frontier, u32 r, int fanout, const
         if (near && chooses) of_edges = favour(frontier, v, of_edges, near, options.factor);
         take_any(frontier, v, fanout, options.replace, of_edges, variates, list);
       },
-      weights || near);
+      near ? options.weigh_near : weights != nullptr);
 }
 
 }  // namespace

@@ -17,13 +17,15 @@ struct NeighborOptions {
   // By relation, a bit for each source (the lowest of a byte first): edges from those weigh `factor` times; null: none.
   std::vector<const u8*> near;
   float factor = 1;
+  bool weigh_near = true;    // whether blocks of relations with near sources have weights
   std::vector<Times> times;  // by relation, or empty: edges later than their tree are not drawn. Needs trees with times
   bool last = false;         // draw among the last edges, as many as the fanout
   bool newest = false;       // only the nodes that the layer before has found draw, by the same numbers in all layers
   bool induced = false;      // instead of blocks, one layer of all edges among the nodes
 };
 
-// Blocks of relations with weights, or with near sources, have weights: those of the estimate.
+// Blocks of relations with near sources have weights, those of the estimate, if weigh_near says so; of the others,
+// those of relations with weights.
 Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts,
                            const NeighborOptions& options, const Moment& moment, const Forest* forest = nullptr);
 

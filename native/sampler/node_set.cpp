@@ -27,7 +27,7 @@ struct Slots {
   static u64 key(const i64* ids, const u32* trees, size_t i) {
     return key(static_cast<u64>(ids[i]), in_trees ? trees[i] : 0);
   }
-  u32 home(u64 key) const { return in_trees ? pair_map::home(key, log2_slots) : id_map::home(key, log2_slots); }
+  u32 home(u64 key) const { return home_slot(key, log2_slots); }
   void fetch(u64 key) const { prefetch(&slots[words * u64{home(key)}]); }
   u64 word(u32 slot) const { return slots[words * u64{slot}]; }
   bool is_empty(u32 slot) const { return word(slot) == id_map::empty; }

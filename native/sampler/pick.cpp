@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "gids/mix.h"
 #include "sampler/draws.h"
 
 namespace gids::sampler {
@@ -21,7 +22,7 @@ class HashSet {
   }
   void clear() { std::fill(slots_.begin(), slots_.end(), none); }
   bool insert(u64 value) {
-    size_t slot = value * 0x9E3779B97F4A7C15 >> 20 & (slots_.size() - 1);
+    size_t slot = mix(value) & (slots_.size() - 1);
     for (; slots_[slot] != none; slot = (slot + 1) & (slots_.size() - 1))
       if (slots_[slot] == value) return false;
     slots_[slot] = value;

@@ -10,7 +10,7 @@ using variates::unit;
 
 // How the minibatches of successive steps depend on each other.
 struct Dependency {
-  static constexpr u64 endless = 0;  // kappa: every step of an epoch draws alike
+  static constexpr u64 endless = 0;  // kappa: all steps of an epoch number draw alike
   Dependency(u64 kappa, bool nested = false) : kappa(kappa), nested(nested) {}
   u64 kappa;    // steps in a group
   bool nested;  // they are cut from one large minibatch, and all draw alike; otherwise numbers change gradually

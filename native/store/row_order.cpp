@@ -8,18 +8,14 @@
 #include <cstring>
 #include <vector>
 
+#include "gids/mix.h"
+
 namespace gids::store {
 
 namespace {
 
 constexpr size_t ahead = 16;   // how far to prefetch
 constexpr size_t voters = 64;  // in-neighbors that vote, at most
-
-u64 mixed(u64 x) {  // splitmix64's finaliser
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
 
 }  // namespace
 
@@ -89,7 +85,7 @@ size_t propagate_labels(const i64* indptr, const Index* indices, size_t edge_cou
       i = stop;
       if (label == own || votes < best_votes || sizes[label] >= most) continue;
       // Of equals the own one stays; else chance decides, the same chance in every run.
-      if (votes == best_votes && (best == own || mixed(label ^ seed) >= mixed(best ^ seed))) continue;
+      if (votes == best_votes && (best == own || mix(label ^ seed) >= mix(best ^ seed))) continue;
       best = label;
       best_votes = votes;
     }

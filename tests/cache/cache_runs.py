@@ -33,8 +33,9 @@ POLICIES = ["lookahead", "window-pin", "random", "static"]
 class Window:
     """In place of a FeatureLoader's Placement: a cache, with a window and planned minibatches that stay."""
 
-    def __init__(self, cache: Cache, window: int, planned: int) -> None:
-        self._cache, self.window, self._planned = cache, window, planned
+    def __init__(self, cache: Cache, window: int, planned: int, most_planned: int) -> None:
+        self._cache, self.window = cache, window
+        self._planned, self.most_planned = planned, most_planned
 
     def planned_now(self) -> int:
         return self._planned
@@ -43,11 +44,13 @@ class Window:
         return self._cache
 
 
-def windowed(cache: Any, batches: list[Batch], window: int, planned: int) -> EpochStream[Batch]:
-    """A stream of these minibatches through a cache."""
+def windowed(
+    cache: Any, batches: list[Batch], window: int, planned: int, most_planned: int | None = None
+) -> EpochStream[Batch]:
+    """A stream of these minibatches through a cache. most_planned: as planned, if it is not given."""
     rows = CachedRows(
         EpochInput(minibatches=batches, ids_of=lambda batch: batch),
-        Window(cache, window, planned),
+        Window(cache, window, planned, most_planned or planned),
         begin=lambda _: None,
         build=lambda _: None,
         ended=lambda _: None,

@@ -250,6 +250,29 @@ def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
     check(cache, [table], [{table.name: torch.tensor([8, 399])}], 0, 1)
 
 
+@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random"])
+def test_what_is_kept_does_not_depend_on_the_number_of_planned_minibatches(
+    tmp_path: Path, make: Make, policy: str
+) -> None:
+    """Only on the most that may be planned. Threads of a device choose among pages of equal worth, so there
+    only the rows are compared."""
+    table = write_raw_table(tmp_path, make_rows(600, 128), page_bytes=512)
+    batches = random_batches(np.random.default_rng(0), table, 10 if make.on_device else 60, 60)
+    keys = ("pages", "hits", "misses", "loads", "evictions", "bypasses")
+    found: dict[int, set[object]] = {4: set(), 8: set()}
+    for planned, most in ((1, 4), (8, 8)) if make.on_device else ((1, 4), (3, 4), (4, 4), (3, 8), (8, 8)):
+        cache = make(table, 150, policy=policy)
+        for _ in range(2):
+            for batch, features in windowed(cache, batches, 16, planned, most):
+                assert same_bits(features[table.name], table.rows[batch[table.name]])
+            assert not marked(cache, table)
+        cache.audit()
+        counted = cache.stats()[table.name]
+        found[most].add((*(counted[key] for key in keys), cache.page_words(table.name).tobytes()))
+    assert {len(different) for different in found.values()} == {1}
+    assert found[4] != found[8], "what retires later keeps its lines longer"
+
+
 def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
     check_cancel(make(table, 80, depth=4), table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from raw_table import RawTable, write_raw_table
 
 from gids import _core
 from gids.cuda.device import Device
-from gids.io import open_engine
-from gids.io.device.extents import PinnedExtentReader
+from gids.errors import StorageError
 
 
 @pytest.fixture
@@ -166,22 +164,37 @@ def test_reading_through_does_not_read_pages_that_have_lines(tmp_path: Path, mak
     assert make.engine.stats()["reads"] - reads < 2 * table.page_count
 
 
-@contextmanager
-def extents_of(device: Device, table: RawTable) -> Iterator[PinnedExtentReader]:
-    with (
-        open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine,
-        PinnedExtentReader(device, engine, table.shard_paths) as reader,
-    ):
-        yield reader
+class GpuDirect:
+    """In place of a KvikioReader for one table. fails_at: number of the read() that fails."""
+
+    def __init__(self, table: RawTable, threshold: int, fails_at: int = -1) -> None:
+        self.threshold, self.lengths = threshold, list[int]()
+        self._contents = [np.fromfile(path, np.uint8) for path in table.shard_paths]
+        self._fails_at = fails_at
+
+    def read(
+        self,
+        files: np.ndarray,
+        offsets: np.ndarray,
+        lengths: np.ndarray,
+        out: torch.Tensor,
+        out_offsets: np.ndarray,
+    ) -> None:
+        self._fails_at -= 1
+        for file, offset, length, at in zip(files, offsets, lengths, out_offsets, strict=True):
+            part = torch.from_numpy(self._contents[file][offset : offset + length])
+            if self._fails_at == 0:
+                out[at : at + length] = 99
+                raise StorageError(errno.EIO, "no GPUDirect Storage any more", "shard-0", int(offset))
+            out[at : at + length] = part.to(out.device)
+            self.lengths.append(int(length))
 
 
 @pytest.mark.parametrize(
     ("by", "host_policy"),
-    [("extents", "lookahead"), ("engine", "static"), ("engine, with checksums", "lookahead")],
+    [("kvikio", "lookahead"), ("engine", "static"), ("engine, with checksums", "lookahead")],
 )
-def test_the_hottest_pages_are_preloaded(
-    tmp_path: Path, make: Make, device: Device, by: str, host_policy: str
-) -> None:
+def test_the_hottest_pages_are_preloaded(tmp_path: Path, make: Make, by: str, host_policy: str) -> None:
     rng = np.random.default_rng(3)
     table = write_raw_table(tmp_path, make_rows(200, 128), page_bytes=512, shards=3)
     crc = "checksums" in by
@@ -189,9 +202,8 @@ def test_the_hottest_pages_are_preloaded(
         sums = _core.crc32c(np.ascontiguousarray(table.rows.view(torch.uint8).numpy()))
         table.checksums = lambda: sums  # type: ignore[attr-defined]
     heat = rng.integers(0, 256, 200).astype(np.uint8)
-    with extents_of(device, table) as reader:
-        options = {"reader": reader} if by == "extents" else {"check_crc": crc}
-        cache = make(table, 30, 25, heats={table.name: heat}, host_policy=host_policy, **options)
+    options = {"kvikio": GpuDirect(table, 512)} if by == "kvikio" else {"check_crc": crc}
+    cache = make(table, 30, 25, heats={table.name: heat}, host_policy=host_policy, **options)
     words = cache.page_words(table.name)
     resident = np.flatnonzero(words >> np.uint64(63))
     assert len(resident) == 55
@@ -215,15 +227,48 @@ def test_lines_that_are_never_replaced_are_filled_even_without_heat(tmp_path: Pa
     assert cache.stats()[table.name]["hits"] == 20
 
 
-@pytest.mark.parametrize(("by", "preloaded"), [("engine", 40), ("extents", 0)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_gpudirect_reads_long_runs_and_the_engine_the_others_and_all_after_an_error(
+    tmp_path: Path, make: Make, fails: bool
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512, shards=3)
+    heat = np.zeros(300, np.uint8)
+    heat[30:60] = 9  # 10 neighbors in each shard
+    heat[[90, 93, 96, 99]] = 9  # 4 neighbors
+    heat[[120, 123, 126, 202, 250]] = 9  # 3 neighbors, and two alone
+    gds = GpuDirect(table, 4 * 512, fails_at=1 if fails else -1)
+    cache = make(table, 60, heats={table.name: heat}, kvikio=gds)
+    assert sorted(gds.lengths) == ([] if fails else [4 * 512, *[10 * 512] * 3])
+    assert make.engine.stats()["reads"] == (39 if fails else 5)
+    words = cache.page_words(table.name)
+    assert np.array_equal(np.flatnonzero(words >> np.uint64(63)), np.flatnonzero(heat))
+    cache.audit()
+    check(cache, [table], [{table.name: torch.from_numpy(np.flatnonzero(heat))}], 0, 1)
+    assert cache.stats()[table.name]["misses"] == 0
+
+
+def test_after_an_error_the_engine_goes_on_where_gpudirect_was(tmp_path: Path, make: Make) -> None:
+    """At the 33rd page: 32 MiB are read at once."""
+    table = write_raw_table(tmp_path, make_rows(40, 1 << 18), page_bytes=1 << 20)
+    heat = np.ones(40, np.uint8)
+    heat[3] = 0
+    gds = GpuDirect(table, 1 << 20, fails_at=2)
+    cache = make(table, 39, heats={table.name: heat}, kvikio=gds, staging_bytes=16 << 20)
+    assert make.engine.stats()["reads"] == 7
+    words = cache.page_words(table.name)
+    assert np.array_equal(np.flatnonzero(words >> np.uint64(63)), np.flatnonzero(heat))
+    check(cache, [table], [{table.name: torch.tensor([0, 2, 4, 32, 33, 39])}], 0, 1)
+    assert cache.stats()[table.name]["misses"] == 0
+
+
 def test_a_hot_page_that_cannot_be_read_stays_out_of_the_cache(
-    tmp_path: Path, make: Make, device: Device, by: str, preloaded: int
+    tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(50, 128), page_bytes=512)
     table.shard_paths[0].write_bytes(table.shard_paths[0].read_bytes()[: 40 * 512])
-    with extents_of(device, table) as reader:
-        options = {"reader": reader} if by == "extents" else {}
-        cache = make(table, 50, heats={table.name: np.full(50, 3, np.uint8)}, **options)
-    assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(63)) == preloaded
+    cache = make(table, 45, 5, heats={table.name: np.full(50, 3, np.uint8)})
+    assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(63)) == 40
+    [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert warning.startswith("10 of the hottest pages of table '_N.feat' cannot be read")
     cache.audit()
     check(cache, [table], [{table.name: torch.arange(40)}], 0, 1)

@@ -108,6 +108,20 @@ def test_ids_are_kept_until_the_last_kernel_has_read_them(table: RawTable) -> No
         assert not marked(cache, table)
 
 
+def test_memory_of_hot_pages_is_filled_again_after_their_copy(tmp_path: Path) -> None:
+    """Three times: 32 MiB are read at once."""
+    table = write_raw_table(tmp_path, torch.randn(70, 1 << 18), page_bytes=1 << 20)
+    device, ids = LateDevice(0, lazy=1.0), torch.tensor([0, 31, 32, 63, 64, 69])
+    with Make(device, staging_bytes=16 << 20) as make:
+        cache = make(table, 70, heats={table.name: np.ones(70, np.uint8)})
+        assert make.engine.stats()["reads"] == 70
+        rows, error = cache.read_through({table.name: ids})
+        assert error is None
+        assert torch.equal(rows[table.name], table.rows[ids])
+        assert make.engine.stats()["reads"] == 70
+    device.close()
+
+
 def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:
     cache._host._engine.inject_faults([(1, 0, errno.EIO, 1 << 30)])  # page 1, row 1
     wanted = [[0, 2], [1, 5], [3], [400, 3], [1], [0]]

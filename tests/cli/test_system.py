@@ -47,10 +47,6 @@ class FakeCuda:
         name.value = b"NVIDIA H%d" % (100 + device.value)
         return 0
 
-    def cuDeviceGetPCIBusId(self, pci, size, device):
-        pci.value = b"0000:0A:00.%d" % device.value
-        return 0
-
     def cuDeviceTotalMem_v2(self, out, device):
         return self.put(out, 80_000_000_000)
 
@@ -134,7 +130,7 @@ def test_driver_that_does_not_start_gives_the_reason():
     assert "start it by spawn" in ask_driver(FakeCuda(init=3)).fault, "in a forked process"
     none = ask_driver(FakeCuda(devices=0))
     assert (none.version, none.devices, none.fault) == ((13, 1), [], "the driver has no device")
-    device = Device("NVIDIA H100", 80_000_000_000, (9, 0), "0000:0a:00.0")
+    device = Device("NVIDIA H100", 80_000_000_000, (9, 0))
     assert ask_driver(FakeCuda()).devices == [device]
 
 

@@ -7,7 +7,7 @@
 #if defined(HAVE_CUDA_H)
 #include <cuda.h>
 #else
-typedef int CUresult, CUdevice, CUdevice_attribute, CUstreamCaptureMode;
+typedef int CUresult, CUdevice, CUdevice_attribute;
 typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream, *CUevent;
 typedef unsigned long long CUdeviceptr, cuuint64_t;
 #define CUDAAPI
@@ -72,10 +72,6 @@ CUresult CUDAAPI cuDeviceGetName(char* name, int len, CUdevice device) {
   snprintf(name, len, "Stub %d", device);
   return CUDA_SUCCESS;
 }
-CUresult CUDAAPI cuDeviceGetPCIBusId(char* id, int len, CUdevice device) {
-  snprintf(id, len, "0000:%02d:00.0", device - 100);
-  return CUDA_SUCCESS;
-}
 #undef cuDeviceTotalMem
 CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
   (void)device;
@@ -91,7 +87,6 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, 
     case 75: *value = 9; break;
     case 76: *value = 0; break;
     case 86: *value = 0; break;
-    case 113: *value = device == 100; break;
     case 122: *value = device == 100; break;
     default: return (CUresult)1;
   }
@@ -127,12 +122,6 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule module, cons
 CUresult CUDAAPI cuFuncLoad(CUfunction function) {
   char line[200];
   return NOTE("ready %s", (const char*)function);
-}
-CUresult CUDAAPI cuFuncGetParamInfo(CUfunction function, size_t index, size_t* offset, size_t* size) {
-  (void)function;
-  if (index >= (size_t)parameter_count) return (CUresult)1;
-  *offset = 8 * index, *size = parameter_sizes[index];
-  return CUDA_SUCCESS;
 }
 CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
                                 unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void** params,
@@ -177,12 +166,6 @@ CUresult CUDAAPI cuEventQuery(CUevent event) {
 CUresult CUDAAPI cuEventSynchronize(CUevent event) {
   char line[200];
   return NOTE("await %zx", (size_t)event & 0xf);
-}
-CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  char line[200];
-  int wanted = *mode;
-  *mode = 0;
-  return NOTE("capture mode %d", wanted);
 }
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, size_t bytes) {
   char line[200];

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -54,37 +53,15 @@ def test_memory_of_released_tensors_is_free(gpu: Device) -> None:
         assert gpu.memory_info()[0] >= free - (1 << 22)
 
 
-def test_a_graph_is_captured_beside_a_thread_of_gids(gpu: Device) -> None:
-    """In the default mode of torch.cuda.graph(), which forbids other threads to wait for events."""
-    stream, errors = gpu.new_stream(), []
-    values, begin, end = gpu.zeros(8, torch.int64), threading.Event(), threading.Event()
-
-    def run() -> None:
-        try:
-            gpu.beside_captures()
-            begin.wait(30)
-            with gpu.use(stream):
-                event = (gpu.zeros(1 << 20, torch.int64) + 1, stream.record_event())[1]
-            event.synchronize()
-            event.query()
-            gpu.allocate(1 << 20)
-        except BaseException as error:
-            errors.append(error)
-        end.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    graph: Any = torch.cuda.CUDAGraph()
+def test_a_capture_is_noticed(gpu: Device) -> None:
+    values, graph = gpu.zeros(8, torch.int64), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         values += 1
-        begin.set()
-        end.wait(30)
         with pytest.raises(RuntimeError, match=r"inside torch\.cuda\.graph"):
             gpu.check_not_capturing()
-    thread.join()
+    gpu.check_not_capturing()
     graph.replay()
     torch.cuda.synchronize()
-    assert not errors
     assert values.tolist() == [1] * 8
 
 
@@ -142,16 +119,6 @@ def test_grids_may_be_large(gpu: Device) -> None:
     total = gpu.zeros(1, torch.int64)
     gpu.launch(gpu.current_stream(), UNIT, "sum_blocks", 100_000, 32, total, values, len(values))
     assert total.item() == len(values)
-
-
-def test_arguments_of_another_size_are_refused(gpu: Device) -> None:
-    if not Libcuda().has("cuFuncGetParamInfo"):
-        pytest.skip("the driver does not tell the sizes of parameters")
-    word = gpu.zeros(1, torch.int64)
-    with pytest.raises(
-        RuntimeError, match=r"write_word: arguments must have \[8, 8\] bytes \(got \[8, 4\]\)"
-    ):
-        gpu.launch(gpu.current_stream(), UNIT, "write_word", 1, 32, word, np.uint32(1))
 
 
 def test_ptx_runs_without_machine_code_for_the_device(gpu: Device) -> None:

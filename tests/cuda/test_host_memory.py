@@ -129,39 +129,28 @@ def test_shared_memory_that_the_machine_does_not_have_is_an_error_and_leaves_no_
 
 
 @pytest.fixture
-def sysfs(tmp_path: Path) -> Callable[..., Path]:
-    """sysfs(has_memory, numa_node): the files of a machine with a GPU at PCI."""
+def sysfs(tmp_path: Path) -> Callable[[str], Path]:
+    """sysfs(numa_node): the files of a machine with a GPU at PCI."""
 
-    def make(has_memory: str, node: str) -> Path:
-        for path, text in (
-            ("devices/system/node/has_memory", has_memory),
-            (f"bus/pci/devices/{PCI.lower()}/numa_node", node),
-        ):
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(text + "\n")
+    def make(node: str) -> Path:
+        path = tmp_path / f"bus/pci/devices/{PCI.lower()}/numa_node"
+        path.parent.mkdir(parents=True)
+        path.write_text(node + "\n")
         return tmp_path
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("has_memory", "node", "found"),
-    [
-        ("0-1", "1", 1),
-        ("0-1", "0", 0),
-        ("0,2-3,7", "3", 3),
-        ("0-1", "-1", None),  # the firmware does not say
-        ("0", "0", None),  # all memory is there
-        ("0,2", "1", None),  # a node without memory
-        ("", "0", None),
-        ("0-1", "", None),
-    ],
+    ("node", "found"),
+    [("1", 1), ("0", 0), ("-1", None), ("", None)],  # -1: the firmware does not say
 )
 def test_the_node_of_a_gpu_is_read_from_sysfs(
-    sysfs: Callable[..., Path], has_memory: str, node: str, found: int | None
+    sysfs: Callable[[str], Path], node: str, found: int | None
 ) -> None:
-    assert numa_node(PCI, sysfs(has_memory, node)) == found
-    assert numa_node("0000:00:00.0", sysfs(has_memory, node)) is None
+    machine = sysfs(node)
+    assert numa_node(PCI, machine) == found
+    assert numa_node("0000:00:00.0", machine) is None
 
 
 def policy(address: int) -> str:
@@ -208,11 +197,10 @@ def test_a_node_that_does_not_exist_is_logged_once_and_the_memory_works(
 
 
 def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, tmp_path: Path) -> None:
-    """Queue staging, host lines, extents' staging and the pinned topology."""
+    """Arrays of a cache, queue staging and the pinned topology."""
     from gids.cache.device.state import HostArray
     from gids.io import open_engine
     from gids.io.device.device_queue import DeviceQueue, QueueTable
-    from gids.io.device.extents import PinnedExtentReader
     from gids.sampler.device.pinned_graph import PinnedGraph
     from gids.store import Graph
 
@@ -231,9 +219,8 @@ def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, t
         HostArray(device, 5000).close()
         PinnedGraph(graph, device, topology_on="host").close()
         with open_engine([path]) as engine:
-            PinnedExtentReader(device, engine, [path], staging_bytes=1 << 16).close()
             tables, stream = [QueueTable(16, 0, 1, 4096)], device.new_stream()
             DeviceQueue(device, engine, tables, stream=stream, staging_bytes=1 << 16).close()
     finally:
         device.numa_node, device.map_host = before, map_host  # type: ignore[method-assign]
-    assert found == ["prefer:0"] * 5  # of the topology: indptr, indices
+    assert found == ["prefer:0"] * 4  # of the topology: indptr, indices

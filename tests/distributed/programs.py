@@ -329,6 +329,7 @@ def read_alone(dataset: Path) -> list[str]:
         lambda source: gids.FeatureLoader(source, ["paper.feat"]),
         lambda source: gids.NodeLoader(source, torch.arange(9), [2], rank=0, world_size=1, seed=0),
         pickle.dumps,
+        lambda source: gids.NodeLoader(source, torch.arange(9), [2], device="cuda", cooperative=True),
     ]
     with gids.distributed.open(dataset) as source:
         for call in calls:

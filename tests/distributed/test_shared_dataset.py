@@ -99,6 +99,7 @@ def test_what_reads_or_samples_by_itself_is_refused(one: Path, ranks: RankPool) 
         assert "divides rows among ranks, so that all of them read together" in errors[0]
         assert "all ranks of gids.distributed.open() share the seeds" in errors[1]
         assert "call gids.distributed.open() in each process" in errors[2]
+        assert "device='cuda': cooperative minibatches are sampled on the CPU" in errors[3]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -25,7 +25,7 @@ from raw_table import RawTable, write_raw_table
 from gids import _core
 from gids.cuda.device import Device, Stream, on_host
 from gids.io import Engine, open_engine
-from gids.io.device import DeviceQueue, QueueTable
+from gids.io.device.device_queue import DeviceQueue, QueueTable
 
 SLOT = 4096
 

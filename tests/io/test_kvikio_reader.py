@@ -1,4 +1,4 @@
-"""kvikio: what the probe finds, and that kvikio reads the same bytes as the pinned reader.
+"""kvikio: what the probe finds, and that kvikio reads the bytes of the files.
 
 Most tests run the reader on a module that stands in for kvikio. One test runs kvikio itself, on a GPU.
 """
@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,10 +23,8 @@ from emulator import EmulatedDevice
 
 from gids.cuda import Device
 from gids.errors import StorageError
-from gids.io import Engine, open_engine
 from gids.io.device import kvikio_reader
-from gids.io.device.extents import PinnedExtentReader
-from gids.io.device.kvikio_reader import open_extent_reader, why_no_gds
+from gids.io.device.kvikio_reader import KvikioReader, open_kvikio_reader, why_no_gds
 
 has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
 
@@ -39,14 +36,12 @@ class FakeKvikio(ModuleType):
     def __init__(self) -> None:
         super().__init__("kvikio")
         self.CompatMode = SimpleNamespace(OFF="OFF", ON="ON")
-        self.fails_at, self.reads, self.calls = -1, 0, list[tuple[str, int]]()
+        self.fails_at, self.reads, self.closed = -1, 0, 0
         self.error: Exception = RuntimeError("posix.cc:12\nInput/output error")
         self.at_once, self.running = False, 0
         self.options = {"gds_threshold": 16384, "num_threads": 1, "compat_mode": "ON"}
         self.defaults: Any = ModuleType("kvikio.defaults")
         self.defaults.get, self.defaults.set = self.options.get, self._set
-        self.memory_register = lambda array: self.calls.append(("register", array.ctypes.data))
-        self.memory_deregister = lambda array: self.calls.append(("deregister", array.ctypes.data))
 
     def _set(self, changes: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
         before = {name: self.options[name] for name in changes}
@@ -60,9 +55,11 @@ class FakeKvikio(ModuleType):
         if self.fails_at == 0:
             raise RuntimeError("cufile.cc:7\nno GDS on this file system")
         fd = os.open(path, os.O_RDONLY)
-        return SimpleNamespace(
-            pread=partial(self._pread, fd), close=lambda: (self.calls.append(("close", 0)), os.close(fd))
-        )
+        return SimpleNamespace(pread=partial(self._pread, fd), close=partial(self._close, fd))
+
+    def _close(self, fd: int) -> None:
+        self.closed += 1
+        os.close(fd)
 
     def _pread(self, fd: int, array: np.ndarray, nbytes: int, offset: int) -> Any:
         assert self.options["compat_mode"] == "ON", "the mode is process-wide, and this reader's only"
@@ -91,71 +88,56 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> FakeKvikio:
     return made
 
 
-@pytest.fixture
-def engine(shards: list[Path]) -> Iterator[Engine]:
-    with open_engine(shards) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("fails_at", [-1, 1, 30])
-def test_long_extents_are_read_by_kvikio_and_after_its_error_none(
-    kvikio: FakeKvikio,
-    engine: Engine,
-    shards: list[Path],
-    contents: list[np.ndarray],
-    caplog: pytest.LogCaptureFixture,
-    fails_at: int,
+def test_runs_are_read_by_kvikio_in_its_own_mode(
+    kvikio: FakeKvikio, shards: list[Path], contents: list[np.ndarray]
 ) -> None:
-    caplog.set_level("INFO", "gids")
-    kvikio.fails_at, environment = fails_at, os.environ.get("KVIKIO_COMPAT_MODE")
-    reader = open_extent_reader(EmulatedDevice(), engine, shards[:2])
+    environment = os.environ.get("KVIKIO_COMPAT_MODE")
+    reader = open_kvikio_reader(EmulatedDevice(), shards[:2])
+    assert reader is not None
+    assert reader.threshold == 16384
     assert os.environ.get("KVIKIO_COMPAT_MODE") == environment
-    rng = np.random.default_rng(fails_at + 1)
-    outs = []
+    rng = np.random.default_rng(1)
     for _ in range(2):
         lengths = rng.choice([100, 5000, 16384, 60_000], 90)
         files, offsets = rng.integers(0, 2, 90).astype(np.uint32), rng.integers(0, 100 * 4096, 90)
         out_offsets = np.cumsum(lengths) - lengths
-        outs.append(out := torch.full((int(lengths.sum()),), 170, dtype=torch.uint8))
+        out = torch.full((int(lengths.sum()),), 170, dtype=torch.uint8)
         reader.read(files, offsets, lengths, out, out_offsets)
         expected = [contents[f][o : o + n] for f, o, n in zip(files, offsets, lengths, strict=True)]
         assert np.array_equal(out.numpy(), np.concatenate(expected))
-    failed = [r for r in caplog.records if "shard-" in r.getMessage() and "Input/output" in r.getMessage()]
-    assert len(failed) == (fails_at > 0)
-    assert (kvikio.reads >= 90) == (fails_at < 0)
     reader.close()
     reader.close()
-    at = outs[0].data_ptr()
-    assert kvikio.calls == [("register", at), ("deregister", at), ("close", 0), ("close", 0)]
+    assert kvikio.closed == 2
     with pytest.raises(RuntimeError, match="closed"):
         reader.read(files, offsets, lengths, out, out_offsets)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("error", [RuntimeError("a.cc:1\nno context"), MemoryError()], ids=repr)
-def test_pinned_memory_takes_over_after_whatever_kvikio_raises(
-    kvikio: FakeKvikio, engine: Engine, shards: list[Path], at_once: bool, error: Exception
+def test_whatever_kvikio_raises_is_a_storage_error_once_no_read_runs_any_more(
+    kvikio: FakeKvikio, shards: list[Path], at_once: bool, error: Exception
 ) -> None:
-    """Once no read of kvikio's runs any more, which would go on writing to the memory."""
+    """A read that still runs would go on writing to the memory."""
     kvikio.fails_at, kvikio.at_once, kvikio.error = 3, at_once, error
     out, offsets = torch.zeros(5 * 16384, dtype=torch.uint8), np.arange(5) * 16384
-    with open_extent_reader(EmulatedDevice(), engine, shards[:1]) as reader:
-        apart = np.array([1, 3, 0, 4, 2]) * 16384  # so that no two are joined
-        reader.read(np.zeros(5, np.uint32), offsets, np.full(5, 16384), out, apart)
+    with open_kvikio_reader(EmulatedDevice(), shards[:1]) as reader:
+        with pytest.raises(
+            StorageError, match=r"cannot read 16384 bytes: .*(no context|MemoryError)"
+        ) as caught:
+            reader.read(np.zeros(5, np.uint32), offsets, np.full(5, 16384), out, offsets)
+    assert (caught.value.filename, caught.value.offset) == (str(shards[0]), 2 * 16384)
     assert kvikio.reads == (3 if at_once else 5)
     assert kvikio.running == 0
-    expected = np.frombuffer(shards[0].read_bytes()[: 5 * 16384], np.uint8).reshape(5, -1)
-    assert np.array_equal(out.numpy().reshape(5, -1)[[1, 3, 0, 4, 2]], expected)
+    assert kvikio.closed == 1
 
 
-def test_an_error_without_a_pinned_reader_names_file_and_offset(kvikio: FakeKvikio, tmp_path: Path) -> None:
+def test_a_short_read_names_file_and_offset(kvikio: FakeKvikio, tmp_path: Path) -> None:
     (tmp_path / "cut.bin").write_bytes(bytes(100_000))
-    reader = kvikio_reader.KvikioReader(EmulatedDevice(), [tmp_path / "cut.bin"], gds=True)
+    reader = KvikioReader(EmulatedDevice(), [tmp_path / "cut.bin"], gds=True)
     out, one = torch.zeros(200_000, dtype=torch.uint8), np.zeros(1, np.int64)
-    for kvikio.fails_at, offset, said in ((1, 5000, "Input/output error"), (-1, 50_000, "read 50000")):
-        with pytest.raises(StorageError, match=rf"cannot read 60000 bytes: .*{said}") as caught:
-            reader.read(one.astype(np.uint32), one + offset, one + 60_000, out, one)
-        assert (caught.value.filename, caught.value.offset) == (str(tmp_path / "cut.bin"), offset)
+    with pytest.raises(StorageError, match=r"cannot read 60000 bytes: .*read 50000") as caught:
+        reader.read(one.astype(np.uint32), one + 50_000, one + 60_000, out, one)
+    assert (caught.value.filename, caught.value.offset) == (str(tmp_path / "cut.bin"), 50_000)
     reader.close()
 
 
@@ -166,9 +148,8 @@ def test_an_error_without_a_pinned_reader_names_file_and_offset(kvikio: FakeKvik
         ("", "kvikio cannot open it (no GDS on this file system)"),
     ],
 )
-def test_without_gds_extents_go_through_pinned_memory(
+def test_without_gds_there_is_no_reader_and_the_log_says_why_once(
     kvikio: FakeKvikio,
-    engine: Engine,
     shards: list[Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -179,33 +160,27 @@ def test_without_gds_extents_go_through_pinned_memory(
     monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda *_, **__: obstacle)
     kvikio.fails_at = 0
     for _ in range(2):
-        reader = open_extent_reader(EmulatedDevice(), engine, shards)
-        assert type(reader) is PinnedExtentReader
-        reader.close()
+        assert open_kvikio_reader(EmulatedDevice(), shards) is None
     [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith("reading extents through pinned memory: ")
+    assert said.startswith("hot pages are read through host memory: ")
     assert why in said
 
 
 @pytest.mark.gpu
 @has_kvikio
-def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, shards: list[Path]) -> None:
+def test_kvikio_reads_the_bytes_of_the_file_into_a_device(device: Device, shards: list[Path]) -> None:
     """By GPUDirect Storage if the machine has it, else in compatibility mode."""
     if device.torch_device.type != "cuda":
         pytest.skip("kvikio needs a CUDA device")
     no_gds = why_no_gds(shards[0], device.torch_device.index or 0)
     print(no_gds)
-    rows = np.random.default_rng(2).permutation(150)
-    files, offsets = np.zeros(150, np.uint32), rows * 4096 + 7
-    lengths, out_offsets = np.full(150, 4001), np.arange(150) * 4096
-    outs = [device.zeros(150 * 4096, torch.uint8) for _ in range(2)]
-    with open_engine(shards) as engine:
-        pinned = PinnedExtentReader(device, engine, shards)
-        kvikio = kvikio_reader.KvikioReader(device, shards, gds=not no_gds, pinned=pinned)
-        for reader, out in ((kvikio, outs[0]), (pinned, outs[1])):
-            reader.read(files, offsets, lengths, out, out_offsets)
-        kvikio.close()
-    assert np.array_equal(outs[0].cpu().numpy(), outs[1].cpu().numpy())
+    offsets = np.random.default_rng(2).permutation(150) * 4096 + 7
+    out, out_offsets = device.zeros(150 * 4096, torch.uint8), np.arange(150) * 4096
+    with KvikioReader(device, shards[:2], gds=not no_gds) as reader:
+        reader.read(np.zeros(150, np.uint32), offsets, np.full(150, 4001), out, out_offsets)
+    read, contents = out.cpu().numpy(), np.fromfile(shards[0], np.uint8)
+    for offset, at in zip(offsets, out_offsets, strict=True):
+        assert np.array_equal(read[at : at + 4001], contents[offset : offset + 4001])
 
 
 @pytest.fixture

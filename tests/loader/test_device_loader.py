@@ -166,6 +166,19 @@ def test_a_loader_of_a_large_cache_opens_again_and_again(
     assert lines[1] > 1 << 20
 
 
+def test_a_minibatch_inside_the_capture_of_a_graph_is_refused(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    device = EmulatedDevice()
+    cuda_is(device)
+    with feature_loader(path, ["paper.feat"], device="cuda", **STAGING) as loader:
+        minibatches = iter(loader.attach([{"paper.feat": torch.arange(50)}] * 2, ids_of))
+        check(source, *next(minibatches))
+        device.capturing = True
+        with pytest.raises(RuntimeError, match=r"inside torch\.cuda\.graph\(\): take it before the capture"):
+            next(minibatches)
+
+
 def test_two_loaders_at_once_share_the_free_memory(
     path: Path, source: Ids, cuda_is: Callable[[Device], None]
 ) -> None:

@@ -21,6 +21,7 @@ from open_options import feature_loader, tuned
 
 import gids
 from gids import _core
+from gids.io.speed import DiskSpeed
 from gids.loader.memory import KEPT_HEAT
 
 
@@ -119,17 +120,48 @@ def test_a_missing_table_names_what_there_is(path: Path) -> None:
         gids.FeatureLoader(path, ["venue.feat"])
 
 
-def test_planned_minibatches_adapt_within_and_between_epochs(path: Path) -> None:
+def let_disks_need(pending: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many pending reads keep the disks busy."""
+    speed = DiskSpeed(pending / 49 * 1e4, 1e-4)  # 0.98 / (1 - 0.98) = 49
+    assert speed.pending() == pytest.approx(pending)
+    monkeypatch.setattr("gids.loader.feature_loader.known_speed", lambda *_, **__: speed)
+
+
+def test_planned_minibatches_adapt_within_and_between_epochs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_disks_need(3.9, monkeypatch)
     small = [{"paper.feat": torch.arange(4 * i, 4 * i + 4)} for i in range(40)]  # one missing page each
-    with feature_loader(path, ["paper.feat"], memory=1 << 30, cache=0, queue_depth=2) as loader:
+    with feature_loader(path, ["paper.feat"], memory=1 << 30, cache=0) as loader:
         counts = [loader.stats()["planned"] for _ in loader.attach(small, ids_of)]
-        changed = counts.index(4)  # 2 x depth 2 over 1 page each
+        changed = counts.index(4)  # one page each
         assert counts == [2] * changed + [4] * (40 - changed)
         assert changed <= 17
         large = [{"paper.feat": torch.arange(4 * i, 4 * i + 20)} for i in range(10)]
         assert [loader.stats()["planned"] for _ in loader.attach(small[:12], ids_of)] == [4] * 12
         list(loader.attach(large, ids_of))
         assert [loader.stats()["planned"] for _ in loader.attach(large, ids_of)] == [2] * 10
+
+
+@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "lru", "random"])
+def test_hits_do_not_depend_on_the_speed_of_the_disk(
+    path: Path, source: Ids, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, planned = set(), set()
+    for pending in (1, 100, 1e6):
+        let_disks_need(pending, monkeypatch)
+        options: Any = {"memory": 1 << 30, "cache": 1_200_000, "policy": policy, "reads": "random"}
+        with feature_loader(path, ["paper.feat"], **options) as loader:
+            for epoch in range(3):
+                small = [{"paper.feat": b["paper.feat"][:20]} for b in minibatches(40, epoch)]
+                for minibatch, features in loader.attach(small, ids_of):
+                    check(source, minibatch, features)
+                    planned.add(loader.stats()["planned"])
+            stats = loader.stats()
+            counts.add(tuple(stats[key] for key in ("pages", "hits", "bypasses", "loads", "evictions")))
+    assert {2, 7} < planned
+    assert stats["evictions"] > 0
+    assert len(counts) == 1
 
 
 def test_pages_to_keep_are_never_evicted(path: Path, source: Ids) -> None:
@@ -379,7 +411,8 @@ def test_the_error_says_what_to_do_without_memory(path: Path) -> None:
     assert "ulimit -v" in raised.value.__notes__[-1]
 
 
-def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:
+def test_planned_minibatches_adapt_in_a_new_cache(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_disks_need(600, monkeypatch)
     rows = [{"paper.feat": torch.arange(4 * i, 4 * i + 20)} for i in range(20)]
     source = gids.open(path, memory=16 << 20, window=2)
     with gids.FeatureLoader(source, ["paper.feat"]) as loader, gids.FeatureLoader(source, TABLES) as other:

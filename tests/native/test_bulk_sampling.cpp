@@ -55,7 +55,7 @@ std::vector<Sample> every_sampler() {
     });
   for (const Ladies::Draws draws : {Ladies::Draws::repeated, Ladies::Draws::distinct, Ladies::Draws::poisson})
     all.push_back([=](Samplers& s, const Topology& graph, Seeds seeds, const Moment& moment) {
-      return s.ladies.sample(s.host, graph, seeds, fanouts, draws, moment);
+      return s.ladies.sample(s.host, graph, seeds, fanouts, Ladies::Law::degree, draws, moment);
     });
   all.push_back([](Samplers& s, const Topology& graph, Seeds seeds, const Moment& moment) {
     return sample_walks(s.host, graph, seeds, counts, walk, moment);

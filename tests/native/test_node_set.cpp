@@ -182,9 +182,10 @@ void test_samplers_of_any_threads_agree() {
     for (const LaborOptions options : {LaborOptions{}, {1, true, false}, {LaborOptions::to_convergence, false, true}})
       equal(labor_of_one.sample(one, graph, given, fanouts, options, slow),
             labor_of_four.sample(four, graph, given, fanouts, options, slow));
-    for (const Ladies::Draws draws : {Ladies::Draws::repeated, Ladies::Draws::distinct, Ladies::Draws::poisson})
-      equal(ladies_of_one.sample(one, graph, given, fanouts, draws, moment),
-            ladies_of_four.sample(four, graph, given, fanouts, draws, moment));
+    for (const Ladies::Law law : {Ladies::Law::degree, Ladies::Law::count})
+      for (const Ladies::Draws draws : {Ladies::Draws::repeated, Ladies::Draws::distinct, Ladies::Draws::poisson})
+        equal(ladies_of_one.sample(one, graph, given, fanouts, law, draws, moment),
+              ladies_of_four.sample(four, graph, given, fanouts, law, draws, moment));
   }
 }
 

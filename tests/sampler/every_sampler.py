@@ -44,10 +44,15 @@ ON_DEVICES: dict[str, tuple[type[LayeredSampler], dict[str, Any]]] = {
         {"weights": SOME_ZERO, "replace": True, "batch_dependency": 8},
     ),
     "locality": (Neighbor, {"locality": LocalityBias(NEAR, 4)}),
-    "locality, replaced": (Neighbor, {"locality": LocalityBias(NEAR, 1.7), "replace": True}),
+    "locality with weights": (Neighbor, {"locality": LocalityBias(NEAR, 4, weights=True)}),
+    "locality, replaced": (Neighbor, {"locality": LocalityBias(NEAR, 1.7, weights=True), "replace": True}),
     "locality and weights": (
         Neighbor,
-        {"locality": LocalityBias(NEAR, 3), "weights": SOME_ZERO, "batch_dependency": 4},
+        {
+            "locality": LocalityBias(NEAR, 3, weights=True),
+            "weights": SOME_ZERO,
+            "batch_dependency": 4,
+        },
     ),
     "locality of 1": (Neighbor, {"locality": LocalityBias(NEAR, 1), "weights": SOME_ZERO}),
     "labor": (Labor, {}),
@@ -71,6 +76,8 @@ SAMPLERS = {
     "ladies": (Ladies, {}),
     "poisson ladies": (Ladies, {"poisson": True}),
     "distinct ladies": (Ladies, {"replace": False}),
+    "ladies by count": (Ladies, {"law": "count"}),
+    "poisson ladies by count": (Ladies, {"law": "count", "poisson": True}),
     "walks": (RandomWalk, {}),
 }
 

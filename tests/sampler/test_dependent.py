@@ -107,7 +107,7 @@ KINDS: dict[str, Any] = {
     "neighbor": Neighbor,
     "with replacement": lambda fanouts, **o: Neighbor(fanouts, replace=True, **o),
     "locality": lambda fanouts, **o: Neighbor(
-        fanouts, locality=LocalityBias(np.arange(NODES) % 3 == 0, 5), **o
+        fanouts, locality=LocalityBias(np.arange(NODES) % 3 == 0, 5, weights=True), **o
     ),
     "labor": Labor,
     "labor of fixed count": lambda fanouts, **o: Labor(fanouts, fixed_count=True, **o),

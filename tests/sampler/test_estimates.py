@@ -17,7 +17,7 @@ UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 GRAPH = distinct_graph(60, 90, (1, 40), seed=1)
 _RNG = np.random.default_rng(4)
 WEIGHTS: dict[str, Any] = {"weights": _RNG.exponential(1, GRAPH.num_edges) + 0.3}
-LOCALITY: dict[str, Any] = {"locality": LocalityBias({"a": _RNG.random(90) < 0.3}, 4)}
+LOCALITY: dict[str, Any] = {"locality": LocalityBias({"a": _RNG.random(90) < 0.3}, 4, weights=True)}
 SAMPLERS: dict[str, LayeredSampler] = {
     "weights": Neighbor([5], threads=1, **WEIGHTS),
     "weights, replaced": Neighbor([5], threads=1, replace=True, **WEIGHTS),
@@ -36,6 +36,9 @@ SAMPLERS: dict[str, LayeredSampler] = {
     "ladies": Ladies([25], threads=1),
     "poisson ladies": Ladies([25], threads=1, poisson=True),
     "distinct ladies": Ladies([25], threads=1, replace=False),
+    "ladies by count": Ladies([25], threads=1, law="count"),
+    "poisson ladies by count": Ladies([25], threads=1, poisson=True, law="count"),
+    "distinct ladies by count": Ladies([25], threads=1, replace=False, law="count"),
 }
 
 

@@ -10,6 +10,7 @@ from sampling_model import citations, mixed_degrees
 from scipy import stats
 
 from gids.sampler import Block, Ladies, Neighbor
+from gids.sampler.ladies import Law
 from gids.store import Graph
 
 UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
@@ -22,13 +23,14 @@ def one_block(sampler: Ladies, graph: Graph, step: int) -> tuple[np.ndarray, Blo
     return minibatch.input_nodes["a"].numpy(), block  # type: ignore[index]
 
 
-def shares(graph: Graph) -> np.ndarray:
-    """The obvious model: squared column norms of the row-normalised adjacency matrix, normalised."""
+def shares(graph: Graph, law: Law = "degree") -> np.ndarray:
+    """The obvious model. "degree": squared column norms of the row-normalised adjacency matrix A, normalised;
+    "count": P = Q A with Q one row that has all nodes, squared and normalised."""
     matrix = np.zeros((graph.num_dst, graph.num_src))
     for v in range(graph.num_dst):
         begin, end = graph.indptr[v], graph.indptr[v + 1]
-        matrix[v, graph.indices[begin:end]] = 1 / max(1, end - begin)
-    norms = (matrix**2).sum(0)
+        np.add.at(matrix[v], graph.indices[begin:end], 1 if law == "count" else 1 / max(1, end - begin))
+    norms = (np.ones((1, graph.num_dst)) @ matrix)[0] ** 2 if law == "count" else (matrix**2).sum(0)
     return norms / norms.sum()
 
 
@@ -41,34 +43,49 @@ def inclusion(share: np.ndarray, size: int) -> np.ndarray:
     return np.minimum(1, low * share)
 
 
-def test_draws_with_replacement_follow_the_column_norms() -> None:
+@pytest.mark.parametrize("law", ["degree", "count"])
+def test_draws_with_replacement_follow_the_law(law: Law) -> None:
     """First with one draw, then with many draws and their weights."""
     graph, steps = distinct_graph(40, 60, (0, 12)), 2000
-    share = shares(graph)
+    share = shares(graph, law)
     counts = np.zeros(60)
+    sampler = Ladies([1], law=law, threads=1)
     for step in range(steps):
-        drawn, block = one_block(Ladies([1], threads=1), graph, step)
+        drawn, block = one_block(sampler, graph, step)
         assert len(drawn) == 1
         counts[drawn] += 1
         np.testing.assert_allclose(block.weights.numpy(), 1 / share[drawn[0]], rtol=1e-5)
     possible = share > 0
     assert counts[~possible].sum() == 0
     assert stats.chisquare(counts[possible], steps * share[possible]).pvalue > UNLIKELY
-    drawn, block = one_block(Ladies([20]), graph, 0)
+    drawn, block = one_block(Ladies([20], law=law), graph, 0)
     assert len(drawn) <= 20
     times = block.weights.numpy() * 20 * share[drawn[block.indices.numpy()]]  # type: ignore[union-attr]
     np.testing.assert_allclose(times, np.round(times), rtol=1e-4)
 
 
+def test_parallel_edges_count_as_several() -> None:
+    """Source 0 has three edges to one node, source 1 one edge to each of three."""
+    indptr, sources = np.array([0, 4, 5, 6]), np.array([0, 0, 0, 1, 1, 1])
+    graph = Graph(("a", "to", "b"), 2, 3, indptr, sources, None)
+    for law, expected in (("count", [0.5, 0.5]), ("degree", [3 / 36, 33 / 36])):
+        drawn, block = one_block(Ladies([1], law=law), graph, 0)  # type: ignore[arg-type]
+        probability = np.array(expected)[drawn[0]]
+        np.testing.assert_allclose(block.weights.numpy(), 1 / probability, rtol=1e-6)
+    with pytest.raises(ValueError, match="law='zou' must be one of 'degree', 'count'"):
+        Ladies([3], law="zou")  # type: ignore[arg-type]
+
+
 @pytest.mark.few(2)
+@pytest.mark.parametrize("law", ["degree", "count"])
 @pytest.mark.parametrize("size", [5, 55, 100])
-def test_poisson_sources_are_independent(size: int) -> None:
+def test_poisson_sources_are_independent(size: int, law: Law) -> None:
     graph, steps = distinct_graph(40, 60, (0, 12)), 3000
-    share = shares(graph)
+    share = shares(graph, law)
     possible = share > 0
     p = np.where(possible, 1.0, 0.0) if size >= possible.sum() else inclusion(share, size)
     counts, how_many = np.zeros(60), []
-    sampler = Ladies([size], poisson=True, threads=1)
+    sampler = Ladies([size], poisson=True, law=law, threads=1)
     for step in range(steps):
         drawn, block = one_block(sampler, graph, step)
         counts[drawn] += 1
@@ -83,13 +100,14 @@ def test_poisson_sources_are_independent(size: int) -> None:
     assert np.var(how_many) == pytest.approx((p * (1 - p)).sum(), rel=0.1)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("law", ["degree", "count"])
 @pytest.mark.parametrize("size", [1, 30])
-def test_distinct_sources_are_successive_draws(size: int) -> None:
+def test_distinct_sources_are_successive_draws(size: int, law: Law) -> None:
     graph, steps = distinct_graph(40, 60, (0, 12)), 3000
-    share, rng = shares(graph), np.random.default_rng(5)
+    share, rng = shares(graph, law), np.random.default_rng(5)
     counts, expected = np.zeros(60), np.zeros(60)
-    sampler = Ladies([size], replace=False, threads=1)
+    sampler = Ladies([size], replace=False, law=law, threads=1)
     for step in range(steps):
         drawn, _ = one_block(sampler, graph, step)
         assert len(drawn) == len(set(drawn.tolist())) == size

@@ -54,13 +54,33 @@ def test_a_factor_of_one_is_neighbor_without_it() -> None:
 def test_only_relations_from_a_masked_type_are_biased() -> None:
     graphs = citations()
     held = np.arange(150) < 40
-    sampler = Neighbor([4], locality=LocalityBias({"author": held}, 5))
+    sampler = Neighbor([4], locality=LocalityBias({"author": held}, 5, weights=True))
     seeds = {"paper": torch.arange(100)}
     biased, plain = sampler.sample(graphs, seeds, seed=0), Neighbor([4]).sample(graphs, seeds, seed=0)
     for relation, block in biased.blocks[0].items():  # type: ignore[union-attr]
         other = plain.blocks[0][relation]  # type: ignore[index]
         assert (block.weights is None) == torch.equal(block.positions, other.positions)
         assert (block.weights is not None) == (relation[0] == "author")
+
+
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"batch_dependency": 4}], ids=repr)
+def test_weights_do_not_change_what_is_drawn(options: Any) -> None:
+    """By default, as published, relations with a mask have none, also if their edges have weights."""
+    graphs, seeds, masks = citations(), {"paper": torch.arange(100)}, {"author": np.arange(150) < 40}
+    of_edges = {g.relation: 1.0 + np.arange(g.num_edges) % 3 for g in graphs}
+    for weights in (None, of_edges):
+        published, weighed = (
+            Neighbor([4], locality=LocalityBias(masks, 5, **given), weights=weights, **options)
+            .sample(graphs, seeds, step=2, seed=0)
+            .blocks[0]
+            for given in ({}, {"weights": True})
+        )
+        for relation, block in published.items():  # type: ignore[union-attr]
+            other = weighed[relation]  # type: ignore[index]
+            assert torch.equal(block.indices, other.indices)
+            assert torch.equal(block.positions, other.positions)
+            assert (block.weights is None) == (relation[0] == "author" or weights is None)
+            assert (other.weights is None) == (relation[0] != "author" and weights is None)
 
 
 # --- masks by rank ---
@@ -160,7 +180,7 @@ def test_a_loader_reports_the_rows_in_its_cache(
     dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    source = gids.open(dataset, memory=512 << 20, device_memory=64 << 20, heat="none")
+    source = gids.open(dataset, memory=512 << 20, device_memory=256 << 20, heat="none")
     with gids.FeatureLoader(source, ["paper.feat"], device=device_name) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))

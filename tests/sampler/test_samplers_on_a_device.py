@@ -48,7 +48,8 @@ def on_relations(kind: str) -> LayeredSampler:
     weights = {relations[i]: np.arange(graphs[i].num_edges, dtype=np.float32) % 3 for i in (0, 2)}
     options = {key: value for key, value in ON_DEVICES[kind][1].items() if key != "weights"}
     if "weights" in kind:
-        options |= {"weights": weights, "locality": LocalityBias({"author": np.arange(150) < 40}, 5)}
+        near = LocalityBias({"author": np.arange(150) < 40}, 5, weights="dependent" not in kind)
+        options |= {"weights": weights, "locality": near}
     return ON_DEVICES[kind][0](fanouts, **options)  # type: ignore[call-arg]
 
 
@@ -73,7 +74,8 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, kind: str) -> None:
     assert_same(sampled, sampler.sample(graphs, seeds, step=3, seed=0))
     if kind.startswith("weights"):
         has_weights = [block.weights is not None for block in blocks_of(sampled)]
-        assert has_weights == [True, True, True, False] * 3
+        expected = [True, False, True, False] if "dependent" in kind else [True, True, True, False]
+        assert has_weights == expected * 3
     for p in pinned:
         p.close()
 
@@ -87,7 +89,7 @@ def test_a_sampler_gets_other_weights_and_masks(device: Device) -> None:
             weights = np.ones(GRAPH.num_edges, np.float32)
             weights[turn % 2 :: 2] = turn % 4 // 2  # 0 or 1
             mask = np.arange(NODES) % turns == turn
-            sampler.weights, sampler.locality = weights, LocalityBias(mask, 50)
+            sampler.weights, sampler.locality = weights, LocalityBias(mask, 50, weights=True)
             ids |= {id(weights)}
             del weights
             on_device, on_host = (

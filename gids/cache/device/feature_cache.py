@@ -45,7 +45,7 @@ from gids.store.dtypes import make_bools_proper
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.io import Engine
-    from gids.io.device.extents import ExtentReader
+    from gids.io.device.kvikio_reader import KvikioReader
     from gids.store import Table
 
 
@@ -89,8 +89,8 @@ class DeviceFeatureCache:
         output_dtype: float32, float16 or bfloat16, for tables of these dtypes and of int8 with a scale. None:
             the stored dtype; float32 for int8 with a scale.
         check_crc: compare every page that is read with its checksum.
-        staging_bytes: see :class:`gids.io.device.DeviceQueue`.
-        reader: reads the preloaded pages, see gids.io.device.extents. None: the engine, through host memory.
+        staging_bytes: see :class:`gids.io.device.device_queue.DeviceQueue`.
+        kvikio: reads long runs of the preloaded pages. The engine reads the others, or without it all.
         preload_hottest: fill lines with the hottest pages at construction.
 
     After construction, device memory is allocated only for ids and outputs, which torch caches, and for the
@@ -114,7 +114,7 @@ class DeviceFeatureCache:
         output_dtype: torch.dtype | None = None,
         check_crc: bool = False,
         staging_bytes: int = 256 << 20,
-        reader: ExtentReader | None = None,
+        kvikio: KvikioReader | None = None,
         preload_hottest: bool = True,
     ) -> None:
         near = {t.name: lines[t.name] for t in tables}
@@ -159,12 +159,13 @@ class DeviceFeatureCache:
                 mapped.append(state.far)
                 self._states[t.name] = state
                 if preload_hottest:
-                    preload(state, engine, queue_tables[number], heat=heats.get(t.name), reader=reader)
+                    in_files, heat = queue_tables[number], heats.get(t.name)
+                    preload(device, state, engine, in_files, heat=heat, kvikio=kvikio)
         self._pools = {t.name: MissPool(device, self._kernels, t.page_count) for t in tables}
 
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
-        self._entered = self._planned = self._retired = 0
+        self._entered = self._planned = self._gathered = self._retired = 0
         self._planned_mask = 0
         self._steps: dict[int, _Step] = {}  # live
         self._flights: deque[_Step] = deque()  # planned steps whose last gather is not enqueued
@@ -186,7 +187,7 @@ class DeviceFeatureCache:
         with self._clock("enter_s"):
             check_ids(ids, self._states, self._device.torch_device)
             if not self._steps and step > self._entered:
-                self._entered = self._planned = self._retired = step
+                self._entered = self._planned = self._gathered = self._retired = step
             if step != self._entered:
                 raise RuntimeError(f"steps must enter in order: expected {self._entered}, got {step}")
             if self._entered - self._retired >= _core.USE_BITS:
@@ -235,7 +236,7 @@ class DeviceFeatureCache:
                         self._reads.post(plan)
                 # Collect for the next two minibatches only: their rows cross the bus while the consumer
                 # computes and while the pages of later ones are read.
-                soon = min(self._retired + 1, step - 1)
+                soon = min(self._gathered + 1, step - 1)
                 while self._flights[0].number <= soon:
                     self._collect()
 
@@ -264,7 +265,9 @@ class DeviceFeatureCache:
             if error is None and lost:  # a read failed: the host repeats it and learns the reason
                 again, error = self.read_through(lost)
                 s.outputs.update(again)
-            return {name: make_bools_proper(rows) for name, rows in s.outputs.items()}, error
+            outputs, s.outputs, s.plans = s.outputs, {}, []  # the consumer's now
+            self._gathered = step + 1
+            return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def retire(self, step: int) -> None:
         """Remove the step's marks. Steps retire in order. Does not block after gather()."""
@@ -282,6 +285,7 @@ class DeviceFeatureCache:
                     self._kernels.retire(state, self._counters.of(s.index, name), s.rows.get(name), s.bit)
             del self._steps[step]
             self._retired += 1
+            self._gathered = max(self._gathered, self._retired)
 
     def cancel(self) -> None:
         """Wait for the posted reads, then retire every live step. No mark is left.

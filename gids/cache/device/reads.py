@@ -1,9 +1,11 @@
 """The reads of a cache on a device. Called by DeviceFeatureCache.
 
 Reads: those of planned minibatches, as rounds of the request queue: first posted, first collected. It knows
-which round holds which missing pages, but not why they are missing. preload: fills lines with the hottest
-pages before the first minibatch. A page that cannot be read stays out of the cache. The minibatch that needs
-it gets the error.
+which round holds which missing pages, but not why they are missing.
+
+preload: fills lines with the hottest pages before the first minibatch. GPUDirect Storage reads long runs of
+pages where the machine has it. The engine reads the others into pinned host memory, from where they are
+copied. A page that cannot be read stays out of the cache. The minibatch that needs it gets the error.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ import torch
 
 from gids import _core
 from gids.cache.device.kernels import CacheKernels, Plan
-from gids.cache.device.state import RESIDENT, Counters, TableState
+from gids.cache.device.state import RESIDENT, Counters, HostArray, TableState
 from gids.errors import StorageError
 from gids.io.device.device_queue import DeviceQueue
 
 if TYPE_CHECKING:
+    from gids.cuda import Device
     from gids.io import Engine
     from gids.io.device.device_queue import QueueTable
-    from gids.io.device.extents import ExtentReader
+    from gids.io.device.kvikio_reader import KvikioReader
 
 _log = logging.getLogger("gids")
-_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 32 << 20
 _BLOCK = 1 << 24  # bincount makes 8 bytes of each page's heat
 
 Pages = npt.NDArray[np.int64]
@@ -96,19 +99,19 @@ class Reads:
 
 
 def preload(
+    device: Device,
     state: TableState,
     engine: Engine,
     in_files: QueueTable,
     *,
     heat: npt.NDArray[np.uint8] | None,
-    reader: ExtentReader | None,
+    kvikio: KvikioReader | None,
 ) -> None:
     """Fill lines in device memory with the hottest pages, and lines in host memory with the next.
 
     Pages without heat go only into lines that are never replaced; those are always filled.
-    in_files: the table's pages in the engine's files, and checksums to compare. reader: reads straight
-    into device memory; without one, or with checksums, the engine reads into host memory. torch's current
-    stream must be the cache's. Blocks.
+    in_files: the table's pages in the engine's files, and checksums to compare. kvikio: reads long runs of
+    pages, if there are no checksums. torch's current stream must be the cache's. Blocks.
     """
     page_count = state.table.page_count
     near = _hottest(heat, page_count, state.device_lines)
@@ -117,42 +120,72 @@ def preload(
     if state.replaced > state.device_lines:
         far = _warm(far, heat)
     near, far = (_in_files(pages, len(state.table.shard_paths)) for pages in (near, far))
-    loader = _Loader(state, engine, in_files)
-    if reader is not None and in_files.checksums is None:
-        loader.near_by_extents(near, reader)
-    else:
-        loader.near_by_engine(near)
+    loader = _Loader(device, state, engine, in_files)
+    loader.near(near, kvikio if in_files.checksums is None else None)
     loader.far(far)
+    if loader.failed:
+        _log.warning(
+            "%d of the hottest pages of table '%s' cannot be read; minibatches that need them will fail",
+            loader.failed,
+            state.table.name,
+        )
 
 
 class _Loader:
-    def __init__(self, state: TableState, engine: Engine, in_files: QueueTable) -> None:
+    """Reads pages of one table into its lines. failed: the number of pages that could not be read."""
+
+    def __init__(self, device: Device, state: TableState, engine: Engine, in_files: QueueTable) -> None:
+        self._device = device
         self._state = state
         self._engine = engine
         self._first_file = in_files.first_file
         self._checksums = in_files.checksums
         self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
+        self.failed = 0
 
-    def near_by_extents(self, pages: Pages, reader: ExtentReader) -> None:
-        """The reader joins pages that are neighbors in a file, as their lines are neighbors too."""
+    def near(self, pages: Pages, kvikio: KvikioReader | None) -> None:
+        """Pages go to the lines in device memory, first those that kvikio reads: in runs that are long enough
+        for it. The engine reads the others, and all that remain after an error of kvikio.
+        """
+        done = 0
+        if kvikio is not None:
+            run_pages = np.diff(self._runs(pages), append=len(pages))
+            long = np.repeat(run_pages * self._state.table.page_bytes >= kvikio.threshold, run_pages)
+            pages = np.concatenate((pages[long], pages[~long]))
+            done = self._near_by_kvikio(pages[: np.count_nonzero(long)], kvikio)
+        self._near_by_engine(pages, done)
+
+    def _near_by_kvikio(self, pages: Pages, kvikio: KvikioReader) -> int:
+        """Returns how many of the pages, from the first one, were read."""
         page_bytes, flat = self._state.table.page_bytes, self._state.near.view(-1)
         for start, part in self._chunks(pages):
-            lines = np.arange(start, start + len(part))
+            first = self._runs(part)
+            lengths = np.diff(first, append=len(part)) * page_bytes
             try:
-                reader.read(*self._locate(part), np.full(len(part), page_bytes), flat, lines * page_bytes)
+                kvikio.read(*self._locate(part[first]), lengths, flat, (start + first) * page_bytes)
             except StorageError as error:
-                _log.warning("%d hot pages were not preloaded: %s", len(part), error)
-                continue
-            self._publish(part, lines)
+                _log.info("hot pages are read through host memory: %s", error)
+                return start
+            self._publish(part, start + np.arange(len(part)))
+        return len(pages)
 
-    def near_by_engine(self, pages: Pages) -> None:
-        near = self._state.near
-        buffer = np.empty((min(self._chunk, max(1, len(pages))), near.shape[1]), np.uint8)
-        for start, part in self._chunks(pages):
-            rows, lines = buffer[: len(part)], np.arange(start, start + len(part))
-            read = self._read(part, rows)
-            near[start : start + len(part)] = torch.from_numpy(rows).to(near.device)
-            self._publish(part[read], lines[read])
+    def _near_by_engine(self, pages: Pages, done: int) -> None:
+        """The engine fills one half of pinned memory while the other half is copied."""
+        if done == len(pages):
+            return
+        near, stream = self._state.near, self._device.current_stream()
+        memory = HostArray(self._device, 2 * min(self._chunk, len(pages) - done) * near.shape[1])
+        halves = memory.bytes.reshape(2, -1, near.shape[1])
+        try:
+            for number, (start, part) in enumerate(self._chunks(pages, done)):
+                rows, lines = halves[number % 2, : len(part)], start + np.arange(len(part))
+                read = self._read(part, rows)
+                self._publish(part[read], lines[read])
+                stream.synchronize()  # the engine fills the other half next
+                self._device.copy_from_host(stream, near[start : start + len(part)], rows.ctypes.data)
+        finally:
+            stream.synchronize()
+            memory.close()
 
     def far(self, pages: Pages) -> None:
         lines = self._state.far_lines()
@@ -160,9 +193,14 @@ class _Loader:
             read = self._read(part, lines[start : start + len(part)])
             self._publish(part[read], (self._state.device_lines + start + np.arange(len(part)))[read])
 
-    def _chunks(self, pages: Pages) -> Iterator[tuple[int, Pages]]:
-        for start in range(0, len(pages), self._chunk):
+    def _chunks(self, pages: Pages, done: int = 0) -> Iterator[tuple[int, Pages]]:
+        for start in range(done, len(pages), self._chunk):
             yield start, pages[start : start + self._chunk]
+
+    def _runs(self, pages: Pages) -> Pages:
+        """The position of the first page of each run of neighbors in a file. pages: as they are in files."""
+        shards = len(self._state.table.shard_paths)
+        return np.flatnonzero(np.diff(pages, prepend=-2 * shards) != shards)
 
     def _locate(self, pages: Pages) -> tuple[npt.NDArray[np.uint32], Pages]:
         shards = len(self._state.table.shard_paths)
@@ -175,13 +213,7 @@ class _Loader:
         ok = self._engine.read(files, offsets, out.shape[1], out) == 0
         if self._checksums is not None:
             ok &= _core.crc32c(out) == self._checksums[pages]
-        if not ok.all():
-            _log.warning(
-                "%d of %d hot pages of table '%s' cannot be read; minibatches that need them will fail",
-                np.count_nonzero(~ok),
-                len(pages),
-                self._state.table.name,
-            )
+        self.failed += int(np.count_nonzero(~ok))
         return np.asarray(ok)
 
     def _publish(self, pages: Pages, lines: Pages) -> None:

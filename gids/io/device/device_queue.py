@@ -246,9 +246,6 @@ class DeviceQueue(Closing):
             "queue": self._local.nbytes + self._pair.nbytes + buffers,
         }
 
-    def __repr__(self) -> str:
-        return f"<gids.io.DeviceQueue: {self.rounds_max} rounds of {self.round_max} pages>"
-
     def _check_open(self, what: str) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("the request queue was opened before a fork: open a new one in this process")

@@ -1,7 +1,8 @@
-"""Reads extents with kvikio, by GPUDirect Storage, where the machine has it.
+"""Reads runs of pages into device memory with kvikio, by GPUDirect Storage, where the machine has it.
 
-For large extents only: kvikio calls CUDA, has no batches, and reads short extents through host memory in the
-calling thread. So it never serves the request queue, and the pinned reader reads short extents.
+The cache preloads long runs of hot pages with it (gids/cache/device/reads.py), and reads the others with the
+engine: kvikio calls CUDA, has no batches, and reads short runs through host memory in the calling thread. So
+it never serves the request queue.
 
 why_no_gds finds out whether kvikio reads a file by GPUDirect Storage (GDS). For the reader and
 `gids info --system`. Importing kvikio is harmless. But without a driver, opening a file hangs unless
@@ -24,20 +25,21 @@ import os
 import re
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from gids.closing import Closing
 from gids.errors import StorageError
-from gids.io.device.extents import ExtentReader, Extents, PinnedExtentReader
 from gids.stored_file import AnyFile, opened
 
 if TYPE_CHECKING:
     import torch
 
     from gids.cuda import Device
-    from gids.io.engine import Engine
 
 _TIMEOUT_S = 30.0
 _NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
@@ -181,123 +183,92 @@ def _end(child: subprocess.Popen[str]) -> None:
 _log = logging.getLogger("gids")
 _logged: set[str] = set()
 _THREADS = 16
-_IN_FLIGHT = 64
 
 
-class KvikioReader(ExtentReader):
-    """Reads with kvikio.
+class KvikioReader(Closing):
+    """Reads runs of bytes of files into device memory. One thread at a time.
 
     gds: use GPUDirect Storage (kvikio's mode OFF; probe it first, as it can hang) or read through host memory
-    (mode ON). pinned: reads extents below kvikio's GDS threshold (KVIKIO_GDS_THRESHOLD, default 16 KiB), and
-    everything after an error of kvikio; it is closed with this reader. Without it kvikio reads all, and its
-    error is raised.
-
-    With GDS the memory of the first out is registered with cuFile, and kept alive, until close(). Raises
-    StorageError if a file cannot be opened.
+    (mode ON). Raises StorageError if a file cannot be opened.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        paths: Sequence[AnyFile],
-        *,
-        gds: bool,
-        pinned: ExtentReader | None = None,
-    ) -> None:
-        super().__init__(device, paths)
-        self._gds, self._pinned = gds, pinned
-        self._kvikio = _import_kvikio("OFF" if gds else "ON")
-        self._threshold = int(self._kvikio.defaults.get("gds_threshold")) if pinned is not None else 0
-        self._registered: torch.Tensor | None = None
+    def __init__(self, device: Device, paths: Sequence[AnyFile], *, gds: bool) -> None:
+        self._device, self._paths = device, list(paths)
         self._files: list[Any] = []
-        with self._mode():
+        mode = "OFF" if gds else "ON"
+        kvikio = _import_kvikio(mode)
+        self.threshold = int(kvikio.defaults.get("gds_threshold"))
+        """Bytes from which kvikio reads a run by GPUDirect Storage (KVIKIO_GDS_THRESHOLD, default 16 KiB)."""
+        with kvikio.defaults.set({"compat_mode": getattr(kvikio.CompatMode, mode)}):  # process-wide
             for path in self._paths:
-                self._files.append(self._open(path))
+                self._files.append(self._open(kvikio, path))
 
-    def read_checked(self, extents: Extents, out: torch.Tensor) -> None:
-        extents = extents.merged()
-        short = extents.lengths < self._threshold
-        if self._pinned is not None and short.any():
-            self._pinned.read_checked(extents.take(short), out)
-        extents = extents.take(~short)
+    def read(
+        self,
+        files: npt.NDArray[np.uint32],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: torch.Tensor,
+        out_offsets: npt.NDArray[np.int64],
+    ) -> None:
+        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[out_offsets[i]:]``.
+
+        files: uint32[n], indices of the paths that the reader was opened with. offsets, lengths, out_offsets:
+        int64[n]. out: uint8[m], contiguous, on the reader's device. Waits for work on the current stream,
+        then blocks until the bytes are on the device.
+
+        Raises StorageError with file and offset if a run fails; the contents of out are then undefined.
+        Raises RuntimeError if the reader is closed.
+        """
+        if not self._files:
+            raise RuntimeError("this reader is closed")
+        assert out.device == self._device.torch_device
+        assert (out_offsets + lengths <= out.nbytes).all()
         self._device.current_stream().synchronize()  # kvikio's threads ignore torch's streams
-        self._register(out)
-        try:
-            self._read(extents, out)
-        except StorageError as error:
-            if self._pinned is None:
-                raise
-            _log.info("reading extents through pinned memory: %s", error)
-            self._threshold = sys.maxsize
-            self._pinned.read_checked(extents, out)
-
-    def _read(self, extents: Extents, out: torch.Tensor) -> None:
-        waiting: deque[tuple[Any, int, int, int]] = deque()
+        columns = (column.tolist() for column in (files, offsets, lengths, out_offsets))
+        begun: list[tuple[Any, int, int, int]] = []
         failed: StorageError | None = None
-        for file, offset, length, out_offset in zip(*(column.tolist() for column in extents), strict=True):
-            if len(waiting) == _IN_FLIGHT and (failed := self._collect(*waiting.popleft())):
-                break
+        for file, offset, length, out_offset in zip(*columns, strict=True):
             target = _buffer(out[out_offset : out_offset + length])
             try:
                 future = self._files[file].pread(target, length, offset)
             except Exception as error:  # what kvikio checks before it reads
-                failed = self._failure(errno.EIO, file, offset, length, _last_line(error))
+                failed = self._failure(file, offset, length, _last_line(error))
                 break
-            waiting.append((future, file, offset, length))
-        while waiting:  # also after a failure, as the others still write to out
-            late = self._collect(*waiting.popleft())
+            begun.append((future, file, offset, length))
+        for future, file, offset, length in begun:  # also after a failure, as the others still write to out
+            late = self._wait(future, file, offset, length)
             failed = failed or late
         if failed:
             raise failed
 
-    def _collect(self, future: Any, file: int, offset: int, length: int) -> StorageError | None:
+    def _wait(self, future: Any, file: int, offset: int, length: int) -> StorageError | None:
         """Wait for a read; return its error, if any. kvikio reports errors and short reads as text only."""
         try:
             done = future.get()
-            return None if done == length else self._failure(errno.EIO, file, offset, length, f"read {done}")
+            return None if done == length else self._failure(file, offset, length, f"read {done}")
         except Exception as error:
-            return self._failure(errno.EIO, file, offset, length, _last_line(error))
+            return self._failure(file, offset, length, _last_line(error))
 
-    def _register(self, out: torch.Tensor) -> None:
-        if not self._gds or self._registered is not None:
-            return
-        self._registered = out
-        try:
-            with self._mode():
-                self._kvikio.memory_register(_buffer(out))
-        except (RuntimeError, OSError) as error:
-            _log.info("cuFile cannot register the memory for GPUDirect Storage: %s", error)
+    def _failure(self, file: int, offset: int, length: int, detail: str) -> StorageError:
+        reason = f"cannot read {length} bytes: {os.strerror(errno.EIO)} ({detail})"
+        return StorageError(errno.EIO, reason, self._paths[file], offset)
 
-    def _open(self, path: AnyFile) -> Any:
+    def _open(self, kvikio: Any, path: AnyFile) -> Any:
         try:
             with opened(path) as fd:
-                return self._kvikio.CuFile(f"/proc/self/fd/{fd}", "r")
+                return kvikio.CuFile(f"/proc/self/fd/{fd}", "r")
         except (RuntimeError, OSError) as error:
-            self._pinned = None  # the caller goes on with it
             self.close()
             if isinstance(error, StorageError):
                 raise
             code = getattr(error, "errno", None) or errno.EIO
             raise StorageError(code, f"kvikio cannot open it ({_last_line(error)})", path) from error
 
-    @contextlib.contextmanager
-    def _mode(self) -> Iterator[None]:
-        """Set kvikio's compatibility mode, which is process-wide, for this reader."""
-        mode = self._kvikio.CompatMode.OFF if self._gds else self._kvikio.CompatMode.ON
-        with self._kvikio.defaults.set({"compat_mode": mode}):
-            yield
-
     def close(self) -> None:
-        """Close the files, end the registration, close the pinned reader. Idempotent."""
-        super().close()
-        if self._registered is not None:
-            with contextlib.suppress(RuntimeError, OSError), self._mode():
-                self._kvikio.memory_deregister(_buffer(self._registered))
-            self._registered = None
+        """Close the files. Idempotent."""
         while self._files:
             self._files.pop().close()
-        if self._pinned is not None:
-            self._pinned.close()
 
 
 def _import_kvikio(mode: str) -> Any:
@@ -329,12 +300,8 @@ def _last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
-def open_kvikio_reader(
-    device: Device, paths: Sequence[AnyFile], *, pinned: ExtentReader | None = None
-) -> KvikioReader | None:
+def open_kvikio_reader(device: Device, paths: Sequence[AnyFile]) -> KvikioReader | None:
     """Open files with kvikio, if GPUDirect Storage (GDS) reads them; else None, and the log says why, once.
-
-    pinned: see KvikioReader.
 
     If GDS may work, a child process tries it: once for each file system, for at most 30 s.
     """
@@ -342,24 +309,10 @@ def open_kvikio_reader(
     obstacle = next(filter(None, faults), "")
     if not obstacle:
         try:
-            return KvikioReader(device, paths, gds=True, pinned=pinned)
+            return KvikioReader(device, paths, gds=True)
         except StorageError as error:
             obstacle = str(error)
     if obstacle not in _logged:
         _logged.add(obstacle)
-        _log.info("reading extents through pinned memory: %s", obstacle)
+        _log.info("hot pages are read through host memory: %s", obstacle)
     return None
-
-
-def open_extent_reader(device: Device, engine: Engine, paths: Sequence[AnyFile]) -> ExtentReader:
-    """Open a reader of the files that engine was opened with, into the memory of device.
-
-    With kvikio where GPUDirect Storage works, else with the engine into pinned staging (64 MiB, freed by
-    close). Blocks like open_kvikio_reader.
-    """
-    with contextlib.ExitStack() as opening:
-        pinned = PinnedExtentReader(device, engine, paths)
-        opening.callback(pinned.close)
-        reader = open_kvikio_reader(device, paths, pinned=pinned) or pinned
-        opening.pop_all()
-        return reader

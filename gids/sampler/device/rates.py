@@ -25,13 +25,14 @@ class Rates:
 
     weights: the address of float32[num_edges] (0: all weights are 1). some_zero: whether some weights are 0.
     near: uint8[ceil(num_src / 8)] on the device, one bit per source; edges from these sources are drawn
-    `factor` times as often.
+    `factor` times as often. weighted: whether blocks have weights.
     """
 
     weights: int
     some_zero: bool
     near: torch.Tensor | None
     factor: float
+    weighted: bool
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -62,9 +63,10 @@ class DeviceRates:
         weights: Sequence[np.ndarray | None],
         masks: Sequence[np.ndarray | None],
         factor: float,
+        weigh_near: bool,
     ) -> list[Rates | None]:
         """The rates by relation; None for uniform draws. weights: float32[num_edges] by relation, or empty.
-        masks, factor: from LocalityBias.of. Raises as PinnedGraph does.
+        masks, factor, weigh_near: from LocalityBias.of. Raises as PinnedGraph does.
         """
         rates: list[Rates | None] = []
         for r, pinned in enumerate(topology.pinned):
@@ -75,7 +77,7 @@ class DeviceRates:
             address = _NOTHING if of_edges is None else pinned.array(of_edges, "weights")
             some_zero = of_edges is not None and self._has_zero(of_edges)
             near = None if mask is None else self._on_device(mask)
-            rates.append(Rates(address, some_zero, near, factor))
+            rates.append(Rates(address, some_zero, near, factor, near is None or weigh_near))
         return rates
 
     def _has_zero(self, weights: np.ndarray) -> bool:

@@ -48,8 +48,8 @@ _MOST_EDGES = 1 << 31
 class Dependency(NamedTuple):
     """How the minibatches of successive steps depend on each other.
 
-    kappa minibatches (0: a whole epoch) form a group. It is nested in a large minibatch, or its random
-    numbers change gradually.
+    kappa minibatches (0: all of an epoch number) form a group. It is nested in a large minibatch, or its
+    random numbers change gradually.
     """
 
     kappa: int
@@ -472,7 +472,7 @@ class Started:
             indptr = self._exactly(draw.indptr, num_dst + 1)
             indices, positions = (self._exactly(edges, count) for edges in drawn.edges[draw.number])
             weights = None
-            if draw.rates is not None:
+            if draw.rates is not None and draw.rates.weighted:
                 weights = self._grown(drawn.tables[draw.src].estimates[draw.base :], count)
             elif self._choice.by_source:
                 weights = self._device.empty(count, torch.float32)

@@ -6,6 +6,7 @@
 //     bits 32..63  id   node ids are below 2^32 - 1; all ones: the slot is empty
 #pragma once
 
+#include "gids/mix.h"
 #include "gids/target.h"
 
 namespace gids::id_map {
@@ -17,8 +18,6 @@ GIDS_HD constexpr u64 word(u64 id, u64 at) { return id << 32 | at; }
 GIDS_HD constexpr u64 id_of(u64 word) { return word >> 32; }
 GIDS_HD constexpr u64 at_of(u64 word) { return word & 0xFFFFFFFF; }
 
-// Where probing starts, in a table of 2^log2_slots; log2_slots is 1 to 32.
-GIDS_HD constexpr u32 home(u64 id, u32 log2_slots) { return static_cast<u32>(id) * 2654435769u >> (32 - log2_slots); }
 GIDS_HD constexpr u32 next(u32 slot, u32 log2_slots) {
   return (slot + 1) & static_cast<u32>((u64{1} << log2_slots) - 1);
 }
@@ -39,7 +38,7 @@ GIDS_HD void lower(u64& word, u64 held, u64 to) {
 
 // Notes that id appears at a position; returns its slot. The table must have an empty slot left.
 GIDS_HD u32 note(u64* slots, u32 log2_slots, u64 id, u64 at) {
-  for (u32 slot = home(id, log2_slots);; slot = next(slot, log2_slots)) {
+  for (u32 slot = home_slot(id, log2_slots);; slot = next(slot, log2_slots)) {
     local_ref<u64> ref(slots[slot]);
     u64 held = ref.load(memory_order_relaxed);
     if (held == empty && exchange(ref, held, word(id, at))) return slot;

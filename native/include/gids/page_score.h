@@ -6,6 +6,7 @@
 // their next use, the nearest one last, and those with the same next use by heat.
 #pragma once
 
+#include "gids/mix.h"
 #include "gids/page_word.h"
 
 namespace gids::score {
@@ -27,13 +28,6 @@ constexpr u32 free_line = buckets;       // instead of a bucket: the line holds 
 constexpr u32 protected_line = ~u32{0};  // instead of a bucket: the line cannot be taken
 
 GIDS_HD constexpr bool by_chance(Policy policy) { return policy == Policy::random || policy == Policy::window_pin; }
-
-// The 64 bits of a hash, from a counter or a page (SplitMix64's finaliser).
-GIDS_HD constexpr u64 mix(u64 z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
 
 GIDS_HD constexpr u32 use_level(u32 heat) { return heat * use_levels / word::heat_levels; }
 

@@ -2,7 +2,7 @@
 // finding comes in a later kernel. Called by the planning and gathering kernels. Knows pages as numbers only.
 #pragma once
 
-#include "gids/page_score.h"
+#include "gids/mix.h"
 #include "gids/target.h"
 
 namespace gids {
@@ -16,7 +16,7 @@ struct PageSet {
 
   // True for the one thread that put the page in; `cell` is the page's in either case.
   GIDS_HD bool insert(u64 page, u64& cell) const {
-    for (cell = score::mix(page) & mask;; cell = (cell + 1) & mask) {
+    for (cell = mix(page) & mask;; cell = (cell + 1) & mask) {
       local_ref<u64> key(keys[cell]);
       u64 found = key.load(memory_order_relaxed);
       if (found == 0 && key.compare_exchange_strong(found, page + 1, memory_order_relaxed, memory_order_relaxed))
@@ -27,7 +27,7 @@ struct PageSet {
 
   // The page's cell, or none.
   GIDS_HD u64 find(u64 page) const {
-    for (u64 cell = score::mix(page) & mask;; cell = (cell + 1) & mask) {
+    for (u64 cell = mix(page) & mask;; cell = (cell + 1) & mask) {
       if (keys[cell] == page + 1) return cell;
       if (keys[cell] == 0) return none;
     }

@@ -15,14 +15,9 @@ GIDS_HD constexpr u64 key(u64 tree, u64 id) { return tree << 32 | id; }
 GIDS_HD constexpr u64 id_of(u64 key) { return key & 0xFFFFFFFF; }
 GIDS_HD constexpr u64 tree_of(u64 key) { return key >> 32; }
 
-// Where probing starts, in a table of 2^log2_slots; log2_slots is 1 to 32.
-GIDS_HD constexpr u32 home(u64 key, u32 log2_slots) {
-  return static_cast<u32>(key * 0x9E3779B97F4A7C15 >> (64 - log2_slots));
-}
-
 // Notes that key appears at a position; returns its slot. The table must have an empty slot left.
 GIDS_HD u32 note(u64* slots, u32 log2_slots, u64 key, u64 at) {
-  for (u32 slot = home(key, log2_slots);; slot = id_map::next(slot, log2_slots)) {
+  for (u32 slot = home_slot(key, log2_slots);; slot = id_map::next(slot, log2_slots)) {
     local_ref<u64> ref(slots[slot_words * u64{slot}]);
     u64 held = ref.load(memory_order_relaxed);
     if (held != key && !(held == empty && id_map::exchange(ref, held, key)) && held != key) continue;
