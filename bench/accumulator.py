@@ -4,8 +4,8 @@
     python bench/accumulator.py --small
 
 The dynamic storage access accumulator of Park et al., "GIDS", PVLDB 17(6), 2024, holds accesses back until so
-many are pending that the SSDs reach a share of their peak. gids plans so many minibatches. Beside the rule: one
-planned minibatch, and as many as cover the engine's queue twice with missing pages, which gids did before.
+many are pending that the SSDs reach a share of their peak. gids plans so many minibatches. Beside the rule:
+one planned minibatch, and as many as cover the engine's queue twice with missing pages, as gids did before.
 
 A synthetic graph with rows that fill a page; minibatches of several sizes, because only small ones need more
 than two. Rows per second are those of planning, waiting and copying. In flight is the mean number of requests
