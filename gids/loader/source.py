@@ -194,8 +194,8 @@ def open(
     if not datasets:
         raise ValueError("dataset is an empty list; give a path or a FeatureStore")
     options = Options(
-        memory=_memory(memory),
-        device_memory=_bytes("device_memory", device_memory),
+        memory=_memory("memory", memory),
+        device_memory=_memory("device_memory", device_memory),
         window=window,
         reads=reads,
         scratch=cast("tuple[str, ...] | None", scratch),
@@ -260,17 +260,14 @@ def as_row_source(
 
 
 def _bytes(name: str, value: Size | None) -> int | None:
-    if value is None:
-        return None
-    nbytes = parse_bytes(value, name)
-    if 0 < nbytes < _LEAST:
+    return None if value is None else parse_bytes(value, name)
+
+
+def _memory(name: str, value: Size | None) -> int | None:
+    nbytes = _bytes(name, value)
+    if nbytes is not None and 0 < nbytes < _LEAST:
         raise MemoryBudgetError(f"{name}={value!r} is {nbytes} bytes: did you mean '{nbytes}GB'?")
-    return nbytes
-
-
-def _memory(value: Size | None) -> int | None:
-    nbytes = _bytes("memory", value)
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes is not None and nbytes > most:
+    if name == "memory" and nbytes is not None and nbytes > most:
         log.warning("memory=%r is more than this machine has: %s", value, format_bytes(most))
     return nbytes

@@ -302,7 +302,7 @@ def read_near(dataset: Path, options: Mapping[str, Any], factor: float) -> list[
 def cooperate_near(dataset: Path, masks: list[torch.Tensor]) -> None:
     """Cooperative minibatches: the rank that owns a seed draws its edges by its own mask."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6))
+    sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6, weights=True))
     with gids.distributed.open(dataset, memory="64MB", reads="random") as source:
         loader = gids.NodeLoader(
             source,

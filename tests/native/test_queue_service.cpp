@@ -303,9 +303,10 @@ void what_became_of_a_broken_round_does_not_change_any_more() {
     const u64 round = rig.post(pages(0, 64));
     if (!queue::await_round(rig.q, round)) continue;  // gave up on the service's end too
     broken += rig.service->broken();
-    const u64 answer = *rig.q.answer(round);
+    const system_ref<u64> word(*rig.q.answer(round));
+    const u64 answer = word.load(std::memory_order_acquire);
     if (rig.service->broken()) rig.service->close();
-    CHECK(answer == *rig.q.answer(round) || rig.service->broken());
+    CHECK(answer == word.load(std::memory_order_acquire) || rig.service->broken());
     for (const int error : rig.errors(round, 64)) CHECK(error == (rig.service->broken() ? ECANCELED : 0));
   }
   std::printf("%d of 100 rounds broken\n", broken);
