@@ -70,10 +70,11 @@ def known_speed(
 def measure_speed(
     files: Sequence[AnyFile], page_bytes: int, kind: str, *, depth: int, direct: bool, most_bytes: int
 ) -> DiskSpeed:
-    """The speed of the disks of these files. Blocks for about 30 ms, on a slow disk less than a second.
+    """The speed of the disks of these files.
 
-    kind, depth, direct: of open_engine. most_bytes: the most that is read at a time. If no file holds a page,
-    both numbers are 0. Raises what open_engine raises.
+    Blocks for about 30 ms; on a slow disk until half of `depth` reads are done. kind, depth, direct: of
+    open_engine. most_bytes: the most that is read at a time. If no file holds a page, both numbers are 0.
+    Raises what open_engine raises.
     """
     counts = np.array([file_status(file).st_size // page_bytes for file in files])
     if not counts.any():

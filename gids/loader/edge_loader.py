@@ -55,7 +55,8 @@ class EdgeLoader(EpochLoader):
     Args:
         source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
         edges: edges to train on: int64[2, n], sources and destinations; need not be in the topology. They are
-            copied. None: all edges of the relation. Or (relation, one of these), in place of relation=.
+            copied. None: all edges of the relation. In place of relation=: (relation, one of these),
+            or a mapping with one entry.
         sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
             that makes blocks.
         time: the time of each seed edge, int64[n]; with edges=None by edge id (in a dataset without edge ids
@@ -121,6 +122,8 @@ class EdgeLoader(EpochLoader):
             rank=rank,
             world_size=world_size,
         )
+        if isinstance(edges, Mapping) and len(edges) == 1:
+            [edges] = edges.items()
         if isinstance(edges, tuple) and len(edges) == 2 and isinstance(edges[0], tuple):
             if relation not in (None, edges[0]):
                 raise ValueError(f"edges are of {describe_type(edges[0])}, and relation={relation}: give one")

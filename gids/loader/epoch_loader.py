@@ -567,7 +567,7 @@ class SampledEpoch(Iterator[Minibatch]):
         minibatch, features = next(stream)
         try:
             self._loader._stream.hand_over(minibatch)
-            minibatch.features = FeatureRows(features)
+            minibatch.features = FeatureRows(features, {n: t.key for n, t in self._loader.tables.items()})
             made = make(minibatch)
         except BaseException as error:
             stream.fail(error)

@@ -14,7 +14,7 @@ from gids.store.ids import NodeIds
 from gids.store.names import Relation, describe_type
 
 T = TypeVar("T")
-_USUAL = "feat", "x"
+_USUAL = "x", "feat"
 _IN_MEMORY = "x", "y", "edge_index", "edge_attr"
 """Attributes of PyG's Data that a script may look for."""
 
@@ -58,8 +58,9 @@ class DatasetFacts:
     def num_features(self) -> int | dict[str, int]:
         """The number of values of a row of the input features.
 
-        They are in the table with the key "feat" or "x", or in the only table. Raises MissingError, a
-        KeyError, if the only node type has no such table; of several types, those without one are left out.
+        They are in the table with the key "x", else "feat", of the first dataset that has it, or in the only
+        table. Raises MissingError, a KeyError, if the only node type has no such table; of several types,
+        those without one are left out.
         """
         return self._by_type(lambda ntype: math.prod(self._features(ntype).shape))
 
@@ -97,8 +98,12 @@ class DatasetFacts:
         Looked up in one dataset after the other.
         """
         named = [store for store in self.stores if name in store.tables]
-        with_key = [store for store in self.stores if any(t.key == name for t in store.tables.values())]
-        return (named or with_key or self.stores)[0].table(name)
+        matching = [
+            store
+            for store in self.stores
+            if any(t.key == name or (name is None and t.kind == "node") for t in store.tables.values())
+        ]
+        return (named or matching or self.stores)[0].table(name)
 
     @property
     def labels(self) -> Mapping[str, torch.Tensor]:
@@ -134,23 +139,24 @@ class DatasetFacts:
 
     def _features(self, ntype: str) -> Table:
         tables = [t for store in self.stores for t in store.tables.values() if t.type == ntype]
-        usual = [t for t in tables if t.key in _USUAL] or tables
-        if len(usual) == 1:
-            return usual[0]
+        usual = [t for key in _USUAL for t in tables if t.key == key]
+        if usual or len(tables) == 1:
+            return (usual or tables)[0]
         names = ", ".join(repr(t.name) for t in tables) or "none"
         raise MissingError(
-            f"which table has the features of {describe_type(ntype)} nodes? Not one has the key 'feat' or "
-            f"'x' (tables: {names}): ask source.table(NAME).shape"
+            f"which table has the features of {describe_type(ntype)} nodes? None has the key 'feat' or 'x' "
+            f"(tables: {names}): ask source.table(NAME).shape"
         )
 
     def _classes(self, ntype: str) -> int:
         if ntype not in self.store.labels:
             raise MissingError(f"{self.store.name} has no labels of {describe_type(ntype)} nodes")
         labels = self.store.labels[ntype]
-        if labels.dim() > 1 and labels.shape[1] > 1:
-            return int(labels.shape[1])
+        columns = math.prod(labels.shape[1:])
+        if columns > 1:
+            return columns
         if labels.is_floating_point():
             labels = labels[~labels.isnan()]  # nodes without a label
-            if bool((labels != labels.floor()).any()):
+            if bool((labels != labels.floor()).any() | labels.isinf().any()):
                 raise ValueError(f"labels of {describe_type(ntype)} nodes are fractions, and no classes")
         return int(labels.max()) + 1 if labels.numel() else 0

@@ -168,14 +168,18 @@ WITHOUT_EFFECT = (
 """Arguments of torch's DataLoader about workers, which loaders take and ignore."""
 
 
-def without_ignored(caller: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments but those of WITHOUT_EFFECT, which a warning names."""
-    if ignored := [name for name in WITHOUT_EFFECT if arguments.get(name) and name != "in_order"]:
+def without_ignored(caller: str, arguments: Mapping[str, Any], *, above: int = 3) -> dict[str, Any]:
+    """The arguments but those of WITHOUT_EFFECT, which a warning names if they are not the default.
+
+    above: frames from here to the user's call.
+    """
+    given = {**arguments, "in_order": not arguments.get("in_order", True)}  # its default is True
+    if ignored := [name for name in WITHOUT_EFFECT if given.get(name)]:
         names = " and ".join(f"{name}=" for name in ignored)
         warnings.warn(
             f"{caller}: {names} {'have' if len(ignored) > 1 else 'has'} no effect: threads sample and read "
             "ahead, without worker processes",
-            stacklevel=3,
+            stacklevel=above,
         )
     return {name: value for name, value in arguments.items() if name not in WITHOUT_EFFECT}
 

@@ -71,7 +71,7 @@ def open_dataset(
         )
     seeds = list(inspect.signature(kind).parameters)[2]
     check_order(f"{name}(data, num_neighbors, {seeds})", num_neighbors)
-    without_ignored(name, options)
+    without_ignored(name, options, above=4)
     closing = ExitStack()
     return as_row_source(data, closing, what=name, memory=options.get("memory")), closing
 

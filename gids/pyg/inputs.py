@@ -37,6 +37,11 @@ def node_inputs(
     if isinstance(nodes, Mapping) and len(nodes) == 1:
         [(ntype, chosen)] = nodes.items()
     elif isinstance(nodes, str) and nodes in store.node_types:
+        if any(nodes in splits for splits in store.splits.values()):
+            raise ValueError(
+                f"{nodes!r} is a split and a node type of {store.name}: give ({nodes!r}, None) for all nodes "
+                f"of the type, or (TYPE, {nodes!r}) for the split"
+            )
         ntype, chosen = nodes, None
     elif isinstance(nodes, tuple | list) and len(nodes) == 2 and isinstance(nodes[0], str):
         ntype, chosen = nodes

@@ -27,8 +27,8 @@ class LocalityBias:
     Song and Jiang, "Rethinking graph data placement for graph neural network training on multiple GPUs", ICS
     2022. weights: False, as published: blocks of relations with a mask have no weights, so that a mean over
     the drawn neighbors leans towards nodes in the cache, also where the sampler has weights of edges. True:
-    they have weights, 1 / the probability of each edge, so that estimates of sums over neighbors are unbiased
-    for every factor, with a variance that grows with it.
+    with a factor above 1 they have weights, 1 / the probability of each edge, so that estimates of sums over
+    neighbors are unbiased for every factor, with a variance that grows with it.
 
     nodes: bool[num_nodes] on the CPU, True for nodes in the cache, or a dictionary of such masks by node
     type. Types without a mask are drawn uniformly. The mask is copied, one bit per node, and does not change,

@@ -102,11 +102,17 @@ class Block:
 class FeatureRows(dict[str, torch.Tensor]):
     """Rows by table name, or by key: "feat" is "paper.feat" if no other table here has the key.
 
-    Another name raises KeyError with the names that exist.
+    keys: of the tables, by name. Another name raises KeyError with the names that exist.
     """
 
+    def __init__(
+        self, rows: Mapping[str, torch.Tensor] | None = None, keys: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(rows or {})
+        self.keys_of_tables = dict(keys or {})
+
     def __missing__(self, name: object) -> torch.Tensor:
-        of_key = [of_table for of_table in self if of_table.rpartition(".")[2] == name]
+        of_key = [of_table for of_table in self if self.keys_of_tables.get(of_table) == name]
         if len(of_key) == 1:
             return self[of_key[0]]
         names = ", ".join(map(repr, self)) or "none"

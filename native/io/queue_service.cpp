@@ -305,6 +305,7 @@ QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTabl
     const std::string name = "table " + std::to_string(i);
     require(t.file_count >= 1 && t.page_bytes >= 1, name + " has no files or no bytes");
     require(t.page_count / t.file_count < offset_max / t.page_bytes, name + " has more bytes than any file");
+    require(t.page_count <= u64{1} << queue::lap_shift, name + " has more than 2^40 pages");
     require(u64{t.first_file} + t.file_count <= engine_->file_count(),
             name + " has files " + std::to_string(t.first_file) + " to " +
                 std::to_string(u64{t.first_file} + t.file_count - 1) + "; the engine has " +

@@ -1,6 +1,7 @@
 """What a first script asks: sizes of a source, seeds by a split's name, features by key, clear mistakes."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def test_a_source_answers_what_a_model_needs(one: Path, several: Path) -> None:
         (torch.zeros(3, 7), 7),
         (torch.tensor([-1, 1, -1]), 2),
         (torch.tensor([0.5, 1.0, 0.0]), None),
+        (torch.tensor([0.0, float("inf"), 1.0]), None),
     ],
 )
 def test_classes_of_labels(tmp_path: Path, labels: torch.Tensor, classes: int | None) -> None:
@@ -80,6 +82,27 @@ def test_classes_of_labels(tmp_path: Path, labels: torch.Tensor, classes: int | 
                 source.num_classes  # noqa: B018
         else:
             assert source.num_classes == classes
+
+
+def test_keys_with_dots_and_tables_of_the_first_dataset_that_has_one(one: Path, tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "graph.gids") as writer:
+        writer.write_graph(CITES, INDPTR, SOURCES, num_src=10)
+    with DatasetWriter(tmp_path / "dots.gids") as writer:
+        writer.write_table("node", "paper", "my.feat", torch.zeros(10, 1))
+        writer.write_table("node", "paper", "feat", torch.ones(10, 2))
+        writer.write_table("node", "paper", "x", torch.ones(10, 3))
+        writer.write_graph(CITES, INDPTR, SOURCES, num_src=10)
+    with gids.open(tmp_path / "dots.gids") as source:
+        assert source.num_features == 3
+        [minibatch] = gids.NodeLoader(source, TRAIN, [2])
+        assert [minibatch.features[key].shape[1] for key in ("my.feat", "feat", "x")] == [1, 2, 3]
+        [minibatch] = gids.NodeLoader(source, TRAIN, [2], tables={"h": "feat"})
+        assert torch.equal(minibatch.features["feat"], minibatch.features["h"])
+        again = pickle.loads(pickle.dumps(minibatch.to("cpu")))
+        assert torch.equal(again.features["feat"], minibatch.features["h"])
+    with gids.open([tmp_path / "graph.gids", one]) as source:
+        assert source.table().name == "paper.feat"
+        assert source.num_features == 8
 
 
 def test_a_source_has_no_data_in_memory(one: Path) -> None:
@@ -115,8 +138,10 @@ def test_seed_edges_may_have_their_relation(several: Path) -> None:
     edges, relation = torch.tensor([[1, 2], [3, 4]]), ("author", "writes", "paper")
     named = gids.EdgeLoader(several, edges, [2], relation=relation, seed=1)
     typed = gids.EdgeLoader(several, (relation, edges), [2], seed=1, memory="64MB")
-    for a, b in zip(named, typed, strict=True):
+    mapped = gids.EdgeLoader(several, {relation: edges}, [2], seed=1)
+    for a, b, c in zip(named, typed, mapped, strict=True):
         assert torch.equal(a.pairs, b.pairs)
+        assert torch.equal(a.pairs, c.pairs)
     with pytest.raises(ValueError, match="give one"):
         gids.EdgeLoader(several, (relation, edges), [2], relation=CITES)
 
@@ -148,7 +173,9 @@ def test_mistakes_are_named(one: Path, call: Call, error: type[Exception], text:
 def test_arguments_about_workers_are_ignored_with_a_warning(one: Path) -> None:
     with pytest.warns(UserWarning, match="num_workers= and prefetch_factor= have no effect"):
         gids.NodeLoader(one, TRAIN, [2], num_workers=2, prefetch_factor=4)  # type: ignore[call-arg]
-    gids.NodeLoader(one, TRAIN, [2], num_workers=0)  # type: ignore[call-arg]
+    with pytest.warns(UserWarning, match="in_order= has no effect"):
+        gids.NodeLoader(one, TRAIN, [2], in_order=False)  # type: ignore[call-arg]
+    gids.NodeLoader(one, TRAIN, [2], num_workers=0, in_order=True)  # type: ignore[call-arg]
 
 
 def test_more_memory_than_the_machine_has_is_named(one: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -138,10 +138,11 @@ void a_word_is_told_from_that_of_the_lap_before_it_across_the_wrap_of_its_tag() 
         const u64 round = l * rounds_max + rounds_max / 2;
         queue::Request r;
         u32 table, count;
-        const queue::Request wanted = (u64{1} << 63) - 1 - l % 2;
+        const queue::Request wanted = (u64{1} << queue::lap_shift) - 1 - l % 2;
         queue::write_entry(q, round, 1, wanted);
         CHECK(queue::read_entry(q, round, 1, r) && r == wanted);
         CHECK(!queue::read_entry(q, round + rounds_max, 1, r));
+        CHECK(!queue::read_entry(q, round + 2 * rounds_max, 1, r));  // the lap between did not write it
         queue::write_doorbell(q, round, queue::tables_max - 1, queue::round_limit);
         CHECK(queue::read_doorbell(q, round, table, count));
         CHECK(table == queue::tables_max - 1 && count == queue::round_limit);

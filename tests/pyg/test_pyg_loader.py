@@ -230,3 +230,27 @@ def test_wrong_arguments_of_a_loader_are_refused(
     ):
         with pytest.raises(error, match=message):
             open_loader(path, counts, nodes, **options)
+
+
+def test_seeds_are_the_split_of_this_name(tmp_path: Path) -> None:
+    path, ids = tmp_path / "d.gids", torch.tensor([4, 2])
+    with DatasetWriter(path) as writer:
+        for ntype in ("paper", "train"):
+            writer.write_table("node", ntype, "x", torch.arange(6.0).view(6, 1))
+        writer.write_split("paper", "train", ids)
+        writer.write_split("paper", "val", ids + 1)
+        writer.write_graph(("paper", "to", "train"), torch.arange(7), torch.arange(6), num_src=6)
+    for seeds, expected in (
+        ("val", ids + 1),
+        (("paper", "train"), ids),
+        ({"paper": "train"}, ids),
+        (("paper", None), torch.arange(6)),
+    ):
+        with gids.pyg.NeighborLoader(path, [2], seeds, batch_size=6, memory="64MB") as loader:
+            [batch] = loader
+            assert loader.data.num_nodes == {"paper": 6, "train": 6}
+        assert torch.equal(batch["paper"].n_id[:6], expected)
+    with pytest.raises(ValueError, match=r"a split and a node type.*give \('train', None\)"):
+        gids.pyg.NeighborLoader(path, [2], "train")
+    with pytest.raises(TypeError, match=r"NeighborLoader\(data, num_neighbors, input_nodes\)"):
+        gids.pyg.NeighborLoader(path, ids, [2, 2])

@@ -19,8 +19,9 @@
 // queue: the poster sets `abandoned`, and the service ends.
 //
 // Every word that crosses the bus has one writing side, and is only loaded and stored. An entry and a doorbell carry
-// the lap of their place: the number of times that it was used before, plus one (zeroed memory is the lap before the
-// first). A few bits of the lap are enough: a reader of lap L sees only laps L - 1 and L. An answer carries its round.
+// the lap of their place: the number of times that it was used before, plus one. Zeroed memory is of no lap, and an
+// entry that a smaller round did not write is of an older one; of the lap, 24 bits are compared. An answer carries its
+// round.
 #pragma once
 
 #include "gids/target.h"
@@ -32,11 +33,11 @@
 
 namespace gids::queue {
 
-using Request = u64;  // a page of the round's table, below 2^63; the lowest bit of the lap goes on top of it
+using Request = u64;  // a page of the round's table
 
-constexpr u32 lap_shift = 63;
+constexpr u32 lap_shift = 40;                    // an entry: page | lap << 40
 constexpr u32 count_bits = 25, table_bits = 15;  // a doorbell: count | table << 25 | lap << 40
-constexpr u32 doorbell_lap_shift = count_bits + table_bits;
+static_assert(count_bits + table_bits == lap_shift);
 constexpr u32 tables_max = 1u << table_bits;
 constexpr u32 round_limit = 1u << 24;  // requests of a round, at most
 constexpr u32 rounds_limit = 64;       // rounds posted and not copied, at most
@@ -85,26 +86,30 @@ GIDS_HD const int* errors_of(const u64* answer) { return reinterpret_cast<const 
 
 // --- the words, from both sides ---
 
+GIDS_HD bool is_of_lap(const Pair& q, u64 round, u64 word) {
+  return (word ^ q.lap(round) << lap_shift) >> lap_shift == 0;
+}
+
 // release: what the place's last user read was read before the service may overwrite it.
 GIDS_HD void write_entry(const Pair& q, u64 round, u64 i, Request page) {
   system_ref<u64>(*q.entry(round, i)).store(page | q.lap(round) << lap_shift, memory_order_release);
 }
 GIDS_HD bool read_entry(const Pair& q, u64 round, u64 i, Request& page) {
   const u64 word = system_ref<u64>(*q.entry(round, i)).load(memory_order_acquire);
-  page = word & ~(u64{1} << lap_shift);
-  return word >> lap_shift == (q.lap(round) & 1);
+  page = word & ((u64{1} << lap_shift) - 1);
+  return is_of_lap(q, round, word);
 }
 
 // release: every entry of the round is visible before its doorbell.
 GIDS_HD void write_doorbell(const Pair& q, u64 round, u32 table, u32 count) {
-  const u64 word = q.lap(round) << doorbell_lap_shift | u64{table} << count_bits | count;
+  const u64 word = q.lap(round) << lap_shift | u64{table} << count_bits | count;
   system_ref<u64>(q.doorbells[q.place(round)]).store(word, memory_order_release);
 }
 GIDS_HD bool read_doorbell(const Pair& q, u64 round, u32& table, u32& count) {
   const u64 word = system_ref<u64>(q.doorbells[q.place(round)]).load(memory_order_acquire);
   table = static_cast<u32>(word >> count_bits) & (tables_max - 1);
   count = static_cast<u32>(word & ((u64{1} << count_bits) - 1));
-  return (word ^ q.lap(round) << doorbell_lap_shift) >> doorbell_lap_shift == 0;
+  return is_of_lap(q, round, word);
 }
 
 // release: every page and every error of the round is visible before its answer.
