@@ -173,8 +173,8 @@ def without_ignored(caller: str, arguments: Mapping[str, Any], *, above: int = 3
 
     above: frames from here to the user's call.
     """
-    given = {**arguments, "in_order": not arguments.get("in_order", True)}  # its default is True
-    if ignored := [name for name in WITHOUT_EFFECT if given.get(name)]:
+    changed = {**arguments, "in_order": not arguments.get("in_order", True)}  # its default is True
+    if ignored := [name for name in WITHOUT_EFFECT if changed.get(name)]:
         names = " and ".join(f"{name}=" for name in ignored)
         warnings.warn(
             f"{caller}: {names} {'have' if len(ignored) > 1 else 'has'} no effect: threads sample and read "
@@ -195,9 +195,9 @@ def explain_names(caller: str, *, of_torch: bool = False) -> Callable[[Callable[
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            given: Any = without_ignored(caller, kwargs) if of_torch else kwargs
-            check_names(caller, given, known)
-            return function(*args, **given)
+            named: Any = without_ignored(caller, kwargs) if of_torch else kwargs
+            check_names(caller, named, known)
+            return function(*args, **named)
 
         return checked
 
