@@ -25,8 +25,8 @@ REGISTERS = {
     32: "enter_window retire_window find_rows clear_set take_lines describe_misses show_counters "
     "await_round check_seeds note_nodes count_neighbors leave_out_later take_neighbors mark_first sum_parts "
     "scan_parts relabel weigh_edges count_weighted",
-    40: "scan_lines post_round draw_neighbors draw_replaced",
-    48: "admit_pages draw_labor count_labor",
+    40: "scan_lines post_round draw_replaced",
+    48: "admit_pages draw_neighbors draw_labor count_labor",
     56: "look_up order_rows",
     64: "gather_annex keep_rows gather_lines gather_host_lines take_round draw_least draw_weighted",
     80: "draw_weighted_replaced",
