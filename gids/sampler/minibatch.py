@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeVar
 
@@ -180,7 +181,9 @@ class Minibatch:
             if isinstance(item, torch.Tensor):
                 return change(item)
             if isinstance(item, Mapping):
-                return type(item)({key: moved(value) for key, value in item.items()})  # type: ignore[call-arg]
+                changed: Any = copy(item)  # FeatureRows knows the keys of its tables
+                changed.update({key: moved(value) for key, value in item.items()})
+                return changed
             if isinstance(item, list):
                 return [moved(value) for value in item]
             return replace(item, **fields_of(item)) if isinstance(item, Block) else item

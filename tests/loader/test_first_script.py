@@ -98,8 +98,9 @@ def test_keys_with_dots_and_tables_of_the_first_dataset_that_has_one(one: Path, 
         assert [minibatch.features[key].shape[1] for key in ("my.feat", "feat", "x")] == [1, 2, 3]
         [minibatch] = gids.NodeLoader(source, TRAIN, [2], tables={"h": "feat"})
         assert torch.equal(minibatch.features["feat"], minibatch.features["h"])
-        again = pickle.loads(pickle.dumps(minibatch.to("cpu")))
+        again = pickle.loads(pickle.dumps(minibatch))
         assert torch.equal(again.features["feat"], minibatch.features["h"])
+        assert minibatch.to("meta").features["feat"].shape == minibatch.features["h"].shape
     with gids.open([tmp_path / "graph.gids", one]) as source:
         assert source.table().name == "paper.feat"
         assert source.num_features == 8
