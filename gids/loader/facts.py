@@ -89,7 +89,7 @@ class DatasetFacts:
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """The tables by name. Of several datasets, the first that has a name."""
+        """The tables by name. If several datasets have a name, the first dataset's table."""
         return {name: table for store in reversed(self.stores) for name, table in store.tables.items()}
 
     def table(self, name: str | None = None) -> Table:

@@ -34,10 +34,11 @@ def node_inputs(
     """Raises TypeError, ValueError, IndexError and KeyError for input_nodes that do not fit the store."""
     ntype: str | None = None
     chosen: Any = nodes
+    is_split = isinstance(nodes, str) and any(nodes in splits for splits in store.splits.values())
     if isinstance(nodes, Mapping) and len(nodes) == 1:
         [(ntype, chosen)] = nodes.items()
     elif isinstance(nodes, str) and nodes in store.node_types:
-        if any(nodes in splits for splits in store.splits.values()):
+        if is_split:
             raise ValueError(
                 f"{nodes!r} is a split and a node type of {store.name}: give ({nodes!r}, None) for all nodes "
                 f"of the type, or (TYPE, {nodes!r}) for the split"
@@ -46,7 +47,7 @@ def node_inputs(
     elif isinstance(nodes, tuple | list) and len(nodes) == 2 and isinstance(nodes[0], str):
         ntype, chosen = nodes
     elif isinstance(nodes, str):
-        if not any(nodes in splits for splits in store.splits.values()):
+        if not is_split:
             known = ", ".join(map(repr, store.node_types))
             raise MissingError(f"no split and no node type {nodes!r} in {store.name} (node types: {known})")
         ntype = None if is_homogeneous(store) else store.split_type(nodes)
