@@ -77,7 +77,7 @@ class Shown:
 
 
 LAYERS = ("sampler", "nodes 3", "edges 3", "minibatches/s", "accuracy")
-STAGES = ("sample ms", "exchange ms", "read ms", "train ms", "ms")
+OF_LABOR = {"sampler": ("Neighbor", "LABOR-0", "LABOR-1", "LABOR-*", "LADIES", "PLADIES")}
 TABLES = {
     "windows": Shown(
         "windows",
@@ -89,12 +89,11 @@ TABLES = {
         "accumulator",
         "minibatches that are planned",
         ("seeds", "planned", "minibatches", "in flight", "rows/s"),
-        only={"seeds": (1, 4, 64)},
+        only={"seeds": (1, 64)},
     ),
-    "buffer": Shown("buffer", "a minibatch by", ("buffer", "hits %", "MB read", "ms")),
     "accesses": Shown("accesses", "reads per second", ("reads at once", "reads/s", "model")),
-    "layers of dense": Shown("labor", "dense: ", LAYERS),
-    "layers of sparse": Shown("labor", "sparse: ", LAYERS),
+    "layers of dense": Shown("labor", "dense: ", LAYERS, only=OF_LABOR),
+    "layers of sparse": Shown("labor", "sparse: ", LAYERS, only=OF_LABOR),
     "stages of matrices": Shown(
         "matrices",
         "milliseconds of a minibatch",
@@ -107,7 +106,7 @@ TABLES = {
     "stages": Shown(
         "ranks",
         "milliseconds and counts",
-        ("way", "ranks", "copies", *STAGES, "pages read"),
+        ("way", "ranks", "copies", "sample ms", "exchange ms", "read ms", "ms", "pages read"),
         only={
             "way": ("independent", "cooperative", "shared", "heat", "parts"),
             "bulk": (4,),
@@ -118,11 +117,12 @@ TABLES = {
     "cooperative stages": Shown(
         "ranks",
         "milliseconds and counts",
-        ("way", "ranks", "kappa", *STAGES),
+        ("way", "ranks", "sample ms", "exchange ms", "read ms", "train ms", "ms"),
         only={
             "way": ("independent", "cooperative", "cooperative, parts", "cooperative, METIS"),
             "ranks": (2, 4),
             "sampler": ("labor",),
+            "kappa": ("1", 1),
         },
     ),
 }

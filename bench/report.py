@@ -1,5 +1,5 @@
-"""Print the figures of bench/results into docs/performance.md and docs/papers.md, and their conditions into
-docs/performance-conditions.md, between the lines that mark these tables.
+"""Print the figures of bench/results into docs/performance.md and docs/papers.md, between the lines that mark their
+tables.
 
     python bench/report.py            # after a new result: bench/io.py --json bench/results/io.json
     python bench/report.py --check    # exit with 1 if a page would change
@@ -48,6 +48,7 @@ LEFT_OUT = {
     "epoch-27gb": ".*memory of the process.*",
     "rows-mapped": "the same, torch.*",
     "packs-held": '(reads|writes) of the held disk|the same over DGL.*|.*"pack".*',
+    "default-mid": "MID, 256 MB",
     "epochs-big": ".*wait for the first minibatch.*",
     "cache-hits": "the same, W = 20",
     "cache-planning": "10[⁵⁶] lines|.*10⁴ lines",
@@ -64,15 +65,15 @@ LEFT_OUT = {
     "cooperation": "busiest.*|clustered|.*, 4 ranks: .*",
     "cooperation-caches": "LRU of 3 %.*",
     "gpu-planning": ".*(host time|CPU.*)",
-    "gpu-bus": ".*512 blocks.*",
+    "gpu-bus": ".*blocks.*",
     "gpu-gather": ".*(read \\+ written|index_select)",
     "gpu-queue": "random pages.*|.*wait warp.*",
     "gpu-sampling": "neighbor sampling 10,5,5.*|.*(small|Loader)",
     "gpu-overlap": "reads.*|.*transfer copy.*",
     "gpu-packs": "packs, .*|.*reads=.*",
     "gpu-training": ".*(not waited for|transfer copy)|minibatches of.*",
-    "gpu-array": "rows of 512 B, (cpu|cuda).*(options|moved|over).*|.*(main thread|the other pages|tmpfs).*"
-    "|.*virtual disk.*moved.*|.*cuda by default over torch.*",
+    "gpu-array": "rows of 512 B, (cpu|cuda|torch).*|.*(main thread|the other pages|tmpfs).*"
+    "|.*(virtual disk|cpu).*moved.*|.*cuda by default over torch.*|.*by copies.*",
 }
 """Figures (by regular expression) that only the results, or docs/papers.md, have. Failed targets are shown.
 
@@ -127,13 +128,6 @@ def figures(section: str) -> Iterator[str]:
     yield from markdown(("measurement", "target", "measured"), rows)
 
 
-def conditions(section: str) -> Iterator[str]:
-    for name in SECTIONS[section]:
-        result = read(name)
-        if result.get("conditions"):
-            yield f"* [`{name}`](../bench/results/{name}.json): {result['conditions']}."
-
-
 def of_papers(section: str) -> Iterator[str]:
     """The lines of a section of docs/papers.md: a row for each item of a paper, or a table."""
     if section in TABLES:
@@ -144,20 +138,18 @@ def of_papers(section: str) -> Iterator[str]:
         there = (ROOT / f"docs/papers-{run}.png").exists()
         yield f"![{title}](papers-{run}.png)" if there else f"Not drawn yet: `{run}`."
         return
-    rows = [(row.item, _linked(row.run), row.paper, _ours(row), row.differs) for row in WORKS[section]]
-    yield from markdown(("in the paper", "run", "paper", "gids", "what differs"), rows)
+    rows = []
+    for row in WORKS[section]:
+        path = RESULTS / f"{result_of(row.run)}.json"
+        item = f"[{row.item}](../bench/results/{path.name})" if path.exists() else row.item
+        rows.append((item, row.paper, _ours(row, path), row.differs))
+    yield from markdown(("in the paper", "paper", "gids", "what differs"), rows)
 
 
-def _linked(run: str) -> str:
-    """The name of a run, with a link to its result."""
-    path = f"bench/results/{result_of(run)}.json"
-    return f"[`{run}`](../{path})" if (ROOT / path).exists() else f"`{run}`"
-
-
-def _ours(row: Row) -> str:
-    path = RESULTS / f"{result_of(row.run)}.json"
+def _ours(row: Row, path: Path) -> str:
+    """The figures of a row, from the result at path."""
     if not path.exists():
-        return "not measured yet"
+        return f"not measured yet: `{row.run}`"
     by_name = {figure["name"]: figure for figure in read(path.stem)["figures"]}
     ours = []
     for label, name in row.figures:
@@ -184,7 +176,6 @@ def part_of_table(shown: Shown) -> Iterator[str]:
 PAGES: dict[str, Callable[[str], Iterator[str]]] = {
     "papers.md": of_papers,
     "performance.md": figures,
-    "performance-conditions.md": conditions,
 }
 
 

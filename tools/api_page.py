@@ -20,8 +20,11 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 `python tools/api_page.py` writes this page from the code: names and methods with the first sentence of their
-docstrings. `help(name)` shows the rest. Names and methods that are not here are private.
+docstrings. `…` stands for more than three options; `help(name)` shows all. What is not here is private.
 """
+
+MANY = 3
+"""Arguments with a default that a signature shows; more of them are …"""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 
@@ -111,7 +114,7 @@ class Code:
                 for field in node.body:
                     if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
                         fields.append(ast.unparse(field.target) + self._default(module, field.value))
-                return f"({', '.join(fields)})"
+                return f"({', '.join(shortened(fields))})"
         return ""
 
     def methods(self, place: Place) -> dict[str, str]:
@@ -154,7 +157,7 @@ class Code:
         words += [a.arg + self._default(module, d) for a, d in keywords]
         if arguments.kwarg:
             words.append(f"**{arguments.kwarg.arg}")
-        return ", ".join(words)
+        return ", ".join(shortened(words))
 
     def _default(self, module: str, value: ast.expr | None) -> str:
         """The value of a named constant; … for what is made anew for each call, and for functions."""
@@ -194,6 +197,14 @@ class Code:
         paragraph = " ".join(text.split("\n\n")[0].split())
         match = re.match(r".*?\.(?=\s|$)", paragraph)
         return match[0] if match else paragraph
+
+
+def shortened(arguments: list[str]) -> list[str]:
+    """With … for the options, if they are many. A keyword that has no default stays."""
+    if sum("=" in argument for argument in arguments) <= MANY:
+        return arguments
+    needed = [a for a in arguments if "=" not in a and not a.startswith("**")]
+    return [*(needed[:-1] if needed[-1:] == ["*"] else needed), "…"]
 
 
 def assigned(node: ast.stmt) -> set[str]:
