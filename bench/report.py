@@ -1,5 +1,5 @@
-"""Print the figures of bench/results into docs/performance.md and docs/papers.md, between the lines that mark their
-tables.
+"""Print the figures of bench/results into docs/performance.md and docs/papers.md, between the lines that mark
+their tables.
 
     python bench/report.py            # after a new result: bench/io.py --json bench/results/io.json
     python bench/report.py --check    # exit with 1 if a page would change
@@ -115,7 +115,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[
 
 
 def figures(section: str) -> Iterator[str]:
-    """The lines of a section's table: a row for each figure. The first one of a result leads to the result."""
+    """The lines of a section's table: a row for each figure. The first one of a result leads to it."""
     rows = []
     for name in SECTIONS[section]:
         result = read(name)

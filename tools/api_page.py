@@ -20,10 +20,10 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 `python tools/api_page.py` writes this page from the code: names and methods with the first sentence of their
-docstrings. `…` stands for more than three options; `help(name)` shows all. What is not here is private.
+docstrings. `…` stands for more than two options; `help(name)` shows all. What is not here is private.
 """
 
-MANY = 3
+MANY = 2
 """Arguments with a default that a signature shows; more of them are …"""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
