@@ -108,7 +108,7 @@ TABLES = {
         "milliseconds and counts",
         ("way", "ranks", "copies", "sample ms", "exchange ms", "read ms", "ms", "pages read"),
         only={
-            "way": ("independent", "cooperative", "shared", "heat", "parts"),
+            "way": ("independent", "cooperative", "shared", "parts"),
             "bulk": (4,),
             "sampler": ("neighbor",),
             "kappa": ("1", 1),

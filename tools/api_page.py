@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
-`python tools/api_page.py` writes this page from the code: names and methods with the first sentence of their
+`python tools/api_page.py` writes this page from the code: names and methods with the first words of their
 docstrings. `…` stands for more than two options; `help(name)` shows all. What is not here is private.
 """
 
@@ -186,7 +186,7 @@ class Code:
         return text
 
     def sentence(self, place: Place) -> str:
-        """The first of the docstring, or of the text below a constant."""
+        """The first of the docstring, or of the text below a constant, up to a semicolon."""
         if isinstance(place.node, ast.ClassDef | ast.FunctionDef):
             text = ast.get_docstring(place.node) or ""
         else:
@@ -195,8 +195,8 @@ class Code:
             after = body[body.index(place.node) + 1 :][:1]
             text = ast.get_docstring(ast.Module(after, [])) or ""
         paragraph = " ".join(text.split("\n\n")[0].split())
-        match = re.match(r".*?\.(?=\s|$)", paragraph)
-        return match[0] if match else paragraph
+        match = re.match(r"(.*?)[.;](?=\s|$)", paragraph)
+        return f"{match[1]}." if match else paragraph
 
 
 def shortened(arguments: list[str]) -> list[str]:
