@@ -54,10 +54,9 @@ class Row:
 
     item: str
     differs: str
+    run: str
     paper: str = ""
-    run: str = ""
     figures: Sequence[tuple[str, str]] = ()
-    command: str = ""
 
 
 WORKS = {
@@ -78,42 +77,52 @@ class Shown:
 
 
 LAYERS = ("sampler", "nodes 3", "edges 3", "minibatches/s", "accuracy")
-STAGES = ("sample ms", "exchange ms", "read ms", "ms", "pages read")
+OF_LABOR = {"sampler": ("Neighbor", "LABOR-0", "LABOR-1", "LABOR-*", "LADIES", "PLADIES")}
 TABLES = {
     "windows": Shown(
-        "windows", "time and hits", ("cache", "% of the table", "policy", "window", "hits %", "ms")
+        "windows",
+        "time and hits",
+        ("policy", "window", "hits %", "ms"),
+        only={"cache": ("5 minibatches",)},
     ),
     "accumulator": Shown(
         "accumulator",
         "minibatches that are planned",
-        ("seeds", "planned", "minibatches", "misses", "hits %", "in flight", "rows/s"),
+        ("seeds", "planned", "minibatches", "in flight", "rows/s"),
+        only={"seeds": (1, 64)},
     ),
-    "buffer": Shown("buffer", "a minibatch by", ("buffer", "hits %", "MB read", "ms", "MB/s")),
     "accesses": Shown("accesses", "reads per second", ("reads at once", "reads/s", "model")),
-    "layers of dense": Shown("labor", "dense: ", LAYERS),
-    "layers of sparse": Shown("labor", "sparse: ", LAYERS),
+    "layers of dense": Shown("labor", "dense: ", LAYERS, only=OF_LABOR),
+    "layers of sparse": Shown("labor", "sparse: ", LAYERS, only=OF_LABOR),
     "stages of matrices": Shown(
         "matrices",
         "milliseconds of a minibatch",
         (
             *("sampler", "in bulk", "probability ms", "sampling ms", "extraction ms"),
-            *("matrices ms", "gids ms", "input nodes, matrices", "input nodes, gids"),
+            *("matrices ms", "gids ms"),
         ),
+        only={"in bulk": (1, 64)},
     ),
     "stages": Shown(
         "ranks",
         "milliseconds and counts",
-        ("way", "ranks", "copies", "sampler", *STAGES),
-        only={"bulk": (4,), "sampler": ("neighbor", "labor"), "kappa": ("1", 1)},
+        ("way", "ranks", "copies", "sample ms", "exchange ms", "read ms", "ms", "pages read"),
+        only={
+            "way": ("independent", "cooperative", "shared", "parts"),
+            "bulk": (4,),
+            "sampler": ("neighbor",),
+            "kappa": ("1", 1),
+        },
     ),
     "cooperative stages": Shown(
         "ranks",
         "milliseconds and counts",
-        ("way", "ranks", "kappa", "sample ms", "exchange ms", "read ms", "copy ms", "train ms", "ms"),
+        ("way", "ranks", "sample ms", "exchange ms", "read ms", "train ms", "ms"),
         only={
             "way": ("independent", "cooperative", "cooperative, parts", "cooperative, METIS"),
             "ranks": (2, 4),
             "sampler": ("labor",),
+            "kappa": ("1", 1),
         },
     ),
 }

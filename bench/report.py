@@ -1,5 +1,5 @@
-"""Print the figures of bench/results into docs/performance.md and docs/papers.md, and their conditions into
-docs/performance-conditions.md, between the lines that mark these tables.
+"""Print the figures of bench/results into docs/performance.md and docs/papers.md, between the lines that mark
+their tables.
 
     python bench/report.py            # after a new result: bench/io.py --json bench/results/io.json
     python bench/report.py --check    # exit with 1 if a page would change
@@ -18,65 +18,62 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers import PLOTS, TABLES, WORKS, Row, Shown, command_of, result_of
+from papers import PLOTS, TABLES, WORKS, Row, Shown, result_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
 SECTIONS = {
-    "Reading and training": ["io", "epoch", "epoch-27gb", "rows-mapped", "device-queue", "little-memory"],
-    "Packs": [
-        *("packs-held", "packs-cloud", "packs-4k", "packs", "default-4k", "default-big", "default-mid"),
-        *("quickstart", "epochs-mid", "epochs-big", "epochs-big-half"),
-    ],
+    "Reading and training": ["io", "epoch", "epoch-27gb", "rows-mapped"],
+    "Packs": ["packs-held", "packs-cloud", "packs", "default-big", "default-mid", "epochs-big"],
     "Cache": ["cache-hits", "cache-planning", "cache-gather", "page-size"],
     "Dependent and local minibatches": ["dependent", "dependent-training"],
-    "Sampling": ["sampling", "sampling-temporal", "sampling-bulk"],
+    "Sampling": ["sampling", "sampling-temporal"],
     "Conversion and storage": [
         *("convert", "convert-16gb", "convert-edges", "kills", "convert-orders", "dtypes"),
     ],
-    "Several processes": [
-        *("cooperation", "cooperation-replicas", "cooperation-caches", "distributed", "placement"),
-    ],
-    "GraphBolt": ["graphbolt"],
+    "Several processes": ["cooperation", "cooperation-caches"],
     "On a GPU": [
-        *("gpu-gather", "gpu-planning", "gpu-queue", "gpu-extents", "gpu-bus", "gpu-sampling"),
+        *("gpu-gather", "gpu-planning", "gpu-queue", "gpu-bus", "gpu-sampling"),
         *("gpu-overlap", "gpu-packs", "gpu-training"),
     ],
     "On a GPU with fast files": ["gpu-array"],
 }
 """The names of the results in each section of docs/performance.md."""
+NOT_SHOWN = [
+    *("default-4k", "device-queue", "distributed", "epochs-big-half", "epochs-mid", "gpu-extents"),
+    *("little-memory", "packs-4k", "placement", "quickstart"),
+]
+"""Results that no page has: they repeat others in another size. None misses its target."""
 LEFT_OUT = {
-    "packs-held": "(reads|writes) of the held disk|the same over DGL.*",
-    "packs-4k": ".*faster run by packs",
-    "epochs-big": ".*wait for the first minibatch.*",
-    "epochs-big-half": ".*wait for.*",
+    "epoch-27gb": ".*memory of the process.*",
     "rows-mapped": "the same, torch.*",
+    "packs-held": '(reads|writes) of the held disk|the same over DGL.*|.*"pack".*',
+    "default-mid": "MID, 256 MB",
+    "epochs-big": ".*wait for the first minibatch.*",
+    "cache-hits": "the same, W = 20",
     "cache-planning": "10[⁵⁶] lines|.*10⁴ lines",
-    "cache-gather": "bfloat16|int8 per row",
+    "cache-gather": "bfloat16|int8 per .*",
     "page-size": "32 seeds.*",
-    "dependent": "κ = (16|64|∞)",
-    "dependent-training": ".*factor 2",
+    "dependent": "κ = (16|64|∞)|.*`lookahead`.*",
+    "dependent-training": ".*factor (2|16)",
     "sampling": "input nodes.*|LABOR-0, 1 thread",
-    "sampling-bulk": "sampling of an epoch.*",
     "sampling-temporal": ".*last.*|.disjoint.*",
     "convert": "the same without.*",
     "convert-edges": "10⁹ edges.*|.gids generate.*",
-    "convert-orders": "converting cold.*|16 classes.*",
+    "convert-orders": "converting cold.*|16 classes.*|.*70 %",
+    "dtypes": "bfloat16|int8, scale per row",
     "cooperation": "busiest.*|clustered|.*, 4 ranks: .*",
     "cooperation-caches": "LRU of 3 %.*",
-    "distributed": "bytes.*|.*64 ranks.*",
-    "cooperation-replicas": "the published.*",
-    "placement": "the published condition|each rank.*|random.*|hottest rows.*",
-    "graphbolt": "over it with.*|rows of 512 B",
     "gpu-planning": ".*(host time|CPU.*)",
-    "gpu-bus": ".*512 blocks.*",
+    "gpu-bus": ".*blocks.*",
     "gpu-gather": ".*(read \\+ written|index_select)",
     "gpu-queue": "random pages.*|.*wait warp.*",
-    "gpu-extents": ".*1024 KiB.*|[^,]*,[^,]*",
-    "gpu-sampling": "neighbor sampling (10,5,5, .*memory|.*(small|Loader))",
+    "gpu-sampling": "neighbor sampling 10,5,5.*|.*(small|Loader)",
     "gpu-overlap": "reads.*|.*transfer copy.*",
-    "gpu-packs": "packs, .*",
-    "gpu-training": ".*(not waited for|transfer copy)",
+    "gpu-packs": "packs, .*|.*reads=.*",
+    "gpu-training": ".*(not waited for|transfer copy)|minibatches of.*",
+    "gpu-array": "rows of 512 B, (cpu|cuda|torch).*|.*(main thread|the other pages|tmpfs).*"
+    "|.*(virtual disk|cpu).*moved.*|.*cuda by default over torch.*|.*by copies.*",
 }
 """Figures (by regular expression) that only the results, or docs/papers.md, have. Failed targets are shown.
 
@@ -118,23 +115,17 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[
 
 
 def figures(section: str) -> Iterator[str]:
-    """The lines of a section's table: a row for each figure. The first one of a result names the command."""
+    """The lines of a section's table: a row for each figure. The first one of a result leads to it."""
     rows = []
     for name in SECTIONS[section]:
         result = read(name)
-        command = f" (`{result['command']}`)" if result["command"] else ""
+        script = f"`{result['command'].partition(' --')[0]}`" if result["command"] else "result"
+        link = f" ([{script}](../bench/results/{name}.json))"
         for figure in result["figures"]:
             if figure.get("passed") is False or not re.fullmatch(LEFT_OUT.get(name, ""), figure["name"]):
-                rows.append((figure["name"] + command, target(figure), measured(figure)))
-                command = ""
+                rows.append((figure["name"] + link, target(figure), measured(figure)))
+                link = ""
     yield from markdown(("measurement", "target", "measured"), rows)
-
-
-def conditions(section: str) -> Iterator[str]:
-    for name in SECTIONS[section]:
-        result = read(name)
-        if result.get("conditions"):
-            yield f"* [`{name}`](../bench/results/{name}.json): {result['conditions']}."
 
 
 def of_papers(section: str) -> Iterator[str]:
@@ -145,29 +136,21 @@ def of_papers(section: str) -> Iterator[str]:
     if section in PLOTS:
         run, title = PLOTS[section]
         there = (ROOT / f"docs/papers-{run}.png").exists()
-        yield f"![{title}](papers-{run}.png)" if there else f"Not drawn yet: `{command_of(run)}`."
+        yield f"![{title}](papers-{run}.png)" if there else f"Not drawn yet: `{run}`."
         return
     rows = []
-    above = ""
     for row in WORKS[section]:
-        command, ours = _ours(row) if row.run else (row.command, "-")
-        shown = f"`{command}`" if command not in ("", above) else ""
-        rows.append((row.item, shown, row.paper, ours, row.differs))
-        above = command
-    yield from markdown(("in the paper", "command", "paper", "gids", "what differs"), rows)
-    for name in dict.fromkeys(result_of(row.run) for row in WORKS[section] if row.run):
-        exists = name.startswith("papers-") and (RESULTS / f"{name}.json").exists()
-        if exists and (said := read(name).get("conditions")):
-            yield from ("", f"[`{name}`](../bench/results/{name}.json): {said}.")
+        path = RESULTS / f"{result_of(row.run)}.json"
+        item = f"[{row.item}](../bench/results/{path.name})" if path.exists() else row.item
+        rows.append((item, row.paper, _ours(row, path), row.differs))
+    yield from markdown(("in the paper", "paper", "gids", "what differs"), rows)
 
 
-def _ours(row: Row) -> tuple[str, str]:
-    """(command, figures) of a row."""
-    path = RESULTS / f"{result_of(row.run)}.json"
+def _ours(row: Row, path: Path) -> str:
+    """The figures of a row, from the result at path."""
     if not path.exists():
-        return command_of(row.run), "not measured yet"
-    result = read(path.stem)
-    by_name = {figure["name"]: figure for figure in result["figures"]}
+        return f"not measured yet: `{row.run}`"
+    by_name = {figure["name"]: figure for figure in read(path.stem)["figures"]}
     ours = []
     for label, name in row.figures:
         # {most}: the largest size that was measured
@@ -175,8 +158,7 @@ def _ours(row: Row) -> tuple[str, str]:
         measures = [f for n, f in by_name.items() if re.fullmatch(pattern, n)]
         if measures:
             ours.append(f"{label}: {measured(measures[0] | {'note': ''})}")
-    command = re.sub(r" --(json|plot) \S+", "", result["command"] or "")
-    return command, "; ".join(ours) or ("below" if not row.figures else "not measured yet")
+    return "; ".join(ours) or ("below" if not row.figures else "not measured yet")
 
 
 def part_of_table(shown: Shown) -> Iterator[str]:
@@ -188,13 +170,12 @@ def part_of_table(shown: Shown) -> Iterator[str]:
             yield from (f"{table['title'][0].upper()}{table['title'][1:]}:", "")
             yield from markdown(shown.columns, ([row[name] for name in shown.columns] for row in rows))
             return
-    yield f"Not measured yet: `{command_of(shown.run)}`."
+    yield f"Not measured yet: `{shown.run}`."
 
 
 PAGES: dict[str, Callable[[str], Iterator[str]]] = {
     "papers.md": of_papers,
     "performance.md": figures,
-    "performance-conditions.md": conditions,
 }
 
 

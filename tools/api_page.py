@@ -19,9 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
-`python tools/api_page.py` writes this page from the code: names and methods with the first sentence of their
-docstrings. `help(name)` shows the rest. Names and methods that are not here are private.
+`python tools/api_page.py` writes this page from the code: names and methods with the first words of their
+docstrings. `…` stands for more than two options; `help(name)` shows all. What is not here is private.
 """
+
+MANY = 2
+"""Arguments with a default that a signature shows; more of them are …"""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 
@@ -111,7 +114,7 @@ class Code:
                 for field in node.body:
                     if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
                         fields.append(ast.unparse(field.target) + self._default(module, field.value))
-                return f"({', '.join(fields)})"
+                return f"({', '.join(shortened(fields))})"
         return ""
 
     def methods(self, place: Place) -> dict[str, str]:
@@ -154,7 +157,7 @@ class Code:
         words += [a.arg + self._default(module, d) for a, d in keywords]
         if arguments.kwarg:
             words.append(f"**{arguments.kwarg.arg}")
-        return ", ".join(words)
+        return ", ".join(shortened(words))
 
     def _default(self, module: str, value: ast.expr | None) -> str:
         """The value of a named constant; … for what is made anew for each call, and for functions."""
@@ -183,7 +186,7 @@ class Code:
         return text
 
     def sentence(self, place: Place) -> str:
-        """The first of the docstring, or of the text below a constant."""
+        """The first of the docstring, or of the text below a constant, up to a semicolon."""
         if isinstance(place.node, ast.ClassDef | ast.FunctionDef):
             text = ast.get_docstring(place.node) or ""
         else:
@@ -192,8 +195,16 @@ class Code:
             after = body[body.index(place.node) + 1 :][:1]
             text = ast.get_docstring(ast.Module(after, [])) or ""
         paragraph = " ".join(text.split("\n\n")[0].split())
-        match = re.match(r".*?\.(?=\s|$)", paragraph)
-        return match[0] if match else paragraph
+        match = re.match(r"(.*?)[.;](?=\s|$)", paragraph)
+        return f"{match[1]}." if match else paragraph
+
+
+def shortened(arguments: list[str]) -> list[str]:
+    """With … for the options, if they are many. A keyword that has no default stays."""
+    if sum("=" in argument for argument in arguments) <= MANY:
+        return arguments
+    needed = [a for a in arguments if "=" not in a and not a.startswith("**")]
+    return [*(needed[:-1] if needed[-1:] == ["*"] else needed), "…"]
 
 
 def assigned(node: ast.stmt) -> set[str]:
