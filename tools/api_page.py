@@ -20,8 +20,22 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 `python tools/api_page.py` writes this page from the code: names and methods with the first sentence of their
-docstrings. `help(name)` shows the rest. Names and methods that are not here are private.
+docstrings. `help(name)` shows the rest. Names and methods that are not here are private. The ten in bold are those that
+most scripts need.
 """
+MOST_USED = (
+    "gids.open",
+    "gids.Source",
+    "gids.NodeLoader",
+    "gids.EdgeLoader",
+    "gids.dgl.DataLoader",
+    "gids.dgl.graph",
+    "gids.pyg.NeighborLoader",
+    "gids.pyg.LinkNeighborLoader",
+    "gids.inference.layerwise",
+    "gids.write.DatasetWriter",
+)
+"""The names in bold."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 
@@ -170,7 +184,9 @@ class Code:
         place = self.find(module, name)
         if place is None:
             return bullet(f"`{module}.{name}`")
-        text = bullet(f"`{module}.{name}{self.arguments(place)}`: {self.sentence(place)}".rstrip(": "))
+        mark = "**" if f"{module}.{name}" in MOST_USED else ""
+        call = f"{mark}`{module}.{name}{self.arguments(place)}`{mark}"
+        text = bullet(f"{call}: {self.sentence(place)}".rstrip(": "))
         inherited = []  # what the page has for an earlier class
         for method, sentence in self.methods(place).items():
             if sentence and (method, sentence) in self._described:
