@@ -20,8 +20,8 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 `python tools/api_page.py` writes this page from the code: names and methods with the first sentence of their
-docstrings. `help(name)` shows the rest. Names and methods that are not here are private. The ten in bold are those that
-most scripts need.
+docstrings. `help(name)` shows the rest. Most scripts need only the ten in bold. Names and methods that are
+not here are private.
 """
 MOST_USED = (
     "gids.open",
