@@ -199,6 +199,19 @@ def test_page_of_public_names_is_that_of_the_code() -> None:
     assert (ROOT / "docs/api.md").read_text() == api_page.page_of(ROOT), "run python tools/api_page.py"
 
 
+def test_public_names_are_few_and_ten_are_marked() -> None:
+    entries = re.findall(r"^\* (\**)`(gids[\w.]*)", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    assert len(entries) <= 60
+    assert {name for mark, name in entries if mark} == set(api_page.MOST_USED)
+    assert len(api_page.MOST_USED) == 10
+
+
+def test_user_pages_are_short() -> None:
+    longer = {"api", "papers", "performance", "performance-conditions"}
+    lines = {page.stem: len(page.read_text().splitlines()) for page in ROOT.glob("docs/*.md")}
+    assert {name for name, count in lines.items() if count > 120} <= longer
+
+
 # Files and functions of the code
 
 

@@ -20,8 +20,22 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 `python tools/api_page.py` writes this page from the code: names and methods with the first words of their
-docstrings. `…` stands for more than two options; `help(name)` shows all. What is not here is private.
+docstrings. `…` stands for more than two options; `help(name)` shows all. Most scripts need only the ten names in
+bold. What is not here is private.
 """
+MOST_USED = (
+    "gids.open",
+    "gids.Source",
+    "gids.NodeLoader",
+    "gids.EdgeLoader",
+    "gids.dgl.DataLoader",
+    "gids.dgl.graph",
+    "gids.pyg.NeighborLoader",
+    "gids.pyg.LinkNeighborLoader",
+    "gids.inference.layerwise",
+    "gids.write.DatasetWriter",
+)
+"""The names in bold."""
 
 MANY = 2
 """Arguments with a default that a signature shows; more of them are …"""
@@ -173,7 +187,9 @@ class Code:
         place = self.find(module, name)
         if place is None:
             return bullet(f"`{module}.{name}`")
-        text = bullet(f"`{module}.{name}{self.arguments(place)}`: {self.sentence(place)}".rstrip(": "))
+        mark = "**" if f"{module}.{name}" in MOST_USED else ""
+        call = f"{mark}`{module}.{name}{self.arguments(place)}`{mark}"
+        text = bullet(f"{call}: {self.sentence(place)}".rstrip(": "))
         inherited = []  # what the page has for an earlier class
         for method, sentence in self.methods(place).items():
             if sentence and (method, sentence) in self._described:
