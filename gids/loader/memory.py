@@ -243,8 +243,9 @@ class Placement(ABC):
         return self.cache
 
     def _warn_if_above(self, rows: Rows, minibatch_bytes: int) -> None:
-        """Warn, once, of a minibatch that needs more memory than there is beside the lines. Not of one that is
-        a little larger than the first, if memory for lines is short: the warning of these says what is enough.
+        """Warn, once, of a minibatch that needs more memory than there is beside the lines.
+
+        Not of one that is a little larger than the first if lines are few: that warning says what is enough.
         """
         sizes, usual = self.sizes, expected_sizes(self._wanted, self.expected)
         if self._few_lines(usual):

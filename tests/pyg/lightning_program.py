@@ -1,6 +1,6 @@
-"""Trains with Lightning in two processes, of which Lightning starts the second one. Run by test_pyg_lightning.
+"""Trains with Lightning in two processes. Run by test_pyg_lightning; Lightning runs it again, for rank 1.
 
-Arguments: dataset, folder, checkpoint to resume (may be empty). Each rank writes the nodes of its minibatches.
+Arguments: dataset, folder, checkpoint to resume or "". Each rank writes the nodes of its minibatches.
 """
 
 import sys

@@ -90,17 +90,15 @@ class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
         self.source = source
 
     def train_dataloader(self) -> Any:
-        return gids.pyg.NeighborLoader(
-            self.source, [3], torch.arange(120), batch_size=40, shuffle=True
-        )
+        return gids.pyg.NeighborLoader(self.source, [3], torch.arange(120), batch_size=40, shuffle=True)
 
     def val_dataloader(self) -> Any:
         return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10, seed=0)
 
 
 class Saving(pl.Callback):  # type: ignore[misc, name-defined]
-    """Saves at the first minibatch, and in the second epoch wherever a Trainer calls, in a file with the number
-    of minibatches that are trained."""
+    """Saves at the first minibatch, and in the second epoch wherever a Trainer calls. The file's name has the
+    number of minibatches that are trained."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -198,6 +196,15 @@ def test_processes_go_on_where_their_checkpoint_was_saved(one_path: Path, tmp_pa
     assert whole[0] != whole[1]
     for step in (2, 3):  # in the middle of the first epoch, and at its end
         assert ranks(str(tmp_path / f"step={step}.ckpt")) == [nodes[step:] for nodes in whole]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_without_the_position_is_warned_of(
+    one_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fitted(one_path, None, Saving(tmp_path))
+    fitted(one_path, tmp_path / "end 6", Callback())
+    assert "end 6 was saved without gids.lightning.Callback" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore")
