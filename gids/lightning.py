@@ -40,7 +40,8 @@ class Callback(pl.Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called by the Trainer, before it loads a checkpoint."""
-        self._resumed = self._begin = None
+        if stage == "fit":
+            self._resumed = self._begin = None
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """Called by the Trainer, before there is a loader."""

@@ -82,6 +82,9 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         assert first.tolist() != second.tolist()  # another epoch
         found = torch.cat(fit.predict(model, links))
         assert found.tolist() == list(range(300))
+        fit.save_checkpoint(tmp_path / "after")  # still has the position
+        state = torch.load(tmp_path / "after", weights_only=True)["callbacks"]["Callback"]
+        assert state == train.state_dict()
 
 
 class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
