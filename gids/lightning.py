@@ -39,9 +39,8 @@ class Callback(pl.Callback):
         self._begin: tuple[int, int] | None = None  # the loader's epoch and step where the Trainer's begins
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called by the Trainer, before it loads a checkpoint."""
-        if stage == "fit":
-            self._resumed = self._begin = None
+        """Called by the Trainer, which has dropped the loader of an earlier fit()."""
+        self._resumed = self._begin = None
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """Called by the Trainer, before there is a loader."""
