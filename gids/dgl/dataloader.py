@@ -23,12 +23,19 @@ from gids.closing import Closing
 from gids.dgl.minibatch import OwnColumns, SampledMinibatch, fill, own_columns, restore_columns
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
+from gids.loader.facts import seeds_of
 from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
 from gids.loader.options import OPTIONS, TUNING, check_names
 from gids.loader.source import Dataset, Source, as_source
-from gids.store import Table
+from gids.store import FeatureStore, Table
 
 _OWN = ("gids", "gids_feats", "gids_dtype", "gids_device", "gids_minibatch_rows")
+_NOT_OF_NODES = (
+    dgl.dataloading.EdgePredictionSampler,
+    dgl.dataloading.SAINTSampler,
+    dgl.dataloading.ClusterGCNSampler,
+)
+"""Samplers whose indices are no nodes."""
 # Saved before ``enable()`` can replace them.
 _stock_init = dgl.dataloading.DataLoader.__init__
 _stock_iter = dgl.dataloading.DataLoader.__iter__
@@ -38,6 +45,9 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     """``dgl.dataloading.DataLoader`` with one more argument, ``gids``: gids.open(...) of the dataset that
     holds the features; or, for default options, its path or a FeatureStore, or a list of these with the same
     nodes and edges, the graph's own dataset first. All other arguments and the minibatches are DGL's.
+
+    indices: as in DGL; for samplers of nodes also the name of a split, such as ``"train"``, alone or by node
+    type: ``{"paper": "train"}``, ``("paper", "train")``.
 
     A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, and so on) is read
     from the dataset if it is there, else from the graph as in DGL: the rows of the sampled graph's dgl.NID or
@@ -53,9 +63,10 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     cache stays warm between epochs. The loader holds engine and cache until ``close()``, or until it is
     garbage-collected.
 
-    Raises KeyError for a feature that neither dataset nor graph has, ValueError for a table whose row count
-    is not the graph's, for a graph whose nodes or edges were reordered (dgl.reorder_graph), or for a device
-    that this DGL does not support. While iterating: StorageError; ValueError for a minibatch that asks for
+    Raises KeyError for a feature that neither dataset nor graph has, and for a split that the dataset does
+    not have; ValueError for a split where the sampler takes no nodes, for a table whose row count is not the
+    graph's, for a graph whose nodes or edges were reordered (dgl.reorder_graph), or for a device that this
+    DGL does not support. While iterating: StorageError; ValueError for a minibatch that asks for
     nothing, or whose ids are not those of the graph; and the sampler's errors.
     """
 
@@ -89,8 +100,13 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         check_names("gids.dgl.DataLoader", not_dgls, _OWN)
         if gids is None and gids_feats is not None:
             raise ValueError("gids_feats names tables of a dataset, but gids=None: give gids=PATH")
+        source = None
         if gids is not None:
             _check_graph_and_device(graph, device, use_uva)
+            self._opened = ExitStack()
+            source = as_source(gids, self._opened)
+            source.refuse_parts("gids.dgl.DataLoader")
+            indices = _with_splits(indices, source.store, graph, graph_sampler)
         _stock_init(
             self,
             graph,
@@ -106,11 +122,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         self.gids_dtype = gids_dtype
         self.gids_device = gids_device
         self.gids_minibatch_rows = gids_minibatch_rows
-        if gids is None:
+        if source is None:
             return
-        self._opened = ExitStack()
-        source = as_source(gids, self._opened)
-        source.refuse_parts("gids.dgl.DataLoader")
         feats = [gids_feats] if isinstance(gids_feats, str) else gids_feats or []
         self.served_tables = ServedTables(source, graph, graph_sampler, feats)
         self.feature_loader = source.feature_loader(
@@ -184,6 +197,22 @@ def enable() -> None:
     """
     for name in ("__init__", "__iter__", "stats", "close", "feature_loader", "__enter__", "__exit__"):
         setattr(dgl.dataloading.DataLoader, name, vars(DataLoader)[name])
+
+
+def _with_splits(indices: Any, store: FeatureStore, graph: Any, sampler: Any) -> Any:
+    """The indices with the node ids of the splits that they name.
+
+    Raises MissingError for a split that does not exist, ValueError if the sampler's indices are no nodes.
+    """
+    values = indices.values() if isinstance(indices, Mapping) else (indices,)
+    if isinstance(indices, tuple):
+        values = indices[:1]
+    if isinstance(sampler, _NOT_OF_NODES) and any(isinstance(value, str) for value in values):
+        raise ValueError(
+            f"indices={indices!r} names nodes, but {type(sampler).__name__} takes others: give numbers, such "
+            "as edge ids, as to DGL's own loader"
+        )
+    return seeds_of(store, indices, by_type=len(graph.ntypes) > 1)
 
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:

@@ -243,11 +243,17 @@ class Placement(ABC):
         return self.cache
 
     def _warn_if_above(self, rows: Rows, minibatch_bytes: int) -> None:
-        """Warn, once, of a minibatch that needs more memory than there is beside the lines."""
-        sizes = self.sizes
-        if self._warned or (
-            minibatch_bytes <= sizes.minibatch_bytes and all(n <= sizes.rows[t] for t, n in rows.items())
-        ):
+        """Warn, once, of a minibatch that needs more memory than there is beside the lines.
+
+        Not of one that is a little larger than the first if lines are few: that warning says what is enough.
+        """
+        sizes, usual = self.sizes, expected_sizes(self._wanted, self.expected)
+        if self._few_lines(usual):
+            usual = usual.grown(usual.growth)
+        most_rows = larger(sizes.rows, usual.rows)
+        most_bytes = max(sizes.minibatch_bytes, usual.minibatch_bytes)
+        fits = minibatch_bytes <= most_bytes and all(n <= most_rows[t] for t, n in rows.items())
+        if self._warned or fits:
             return
         assert self.plan is not None
         sizes = replace(
@@ -288,12 +294,17 @@ class Placement(ABC):
             plan.sizes.window_batches,
         )
 
+    def _few_lines(self, sizes: Sizes) -> bool:
+        """Whether lines hold less than half of such a minibatch's pages, and cache= allows more."""
+        assert self.plan is not None
+        return not self.plan.capped and self.plan.line_bytes < sizes.page_bytes // 2
+
     def _warn_of_little(self, wanted: Sizes) -> None:
         """Warn of lines for less than half of a minibatch's pages, unless cache= does not allow more; and of
         memory that the machine does not have."""
         plan, needed = self.plan, wanted.page_bytes // 2
         assert plan is not None
-        if not plan.capped and plan.line_bytes < needed:
+        if self._few_lines(wanted):
             advised = self._budget.enough_for_lines(wanted, needed - plan.line_bytes + plan.purposes["lines"])
             log.warning(
                 "%s=%d leaves %s for the cache, and a minibatch reads pages of %s: most pages are read again "

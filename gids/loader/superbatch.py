@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 
 from gids import _core
+from gids.errors import MemoryBudgetError
 from gids.loader.queue import without_frames
 from gids.loader.stats import PACK_COUNTERS, PACK_SECONDS
 from gids.packs.annex import Annex, RowUses
@@ -292,10 +293,13 @@ class Packs:
             uses.close()
 
     def give_up(self, reason: object) -> None:
-        """Read at random from now on."""
+        """Read at random from now on. That memory is too small for packs is no warning if they were not asked
+        for."""
         if self.random_below < math.inf:
             self.random_below = math.inf
-            log.warning("rows are read at random from now on, not by packs: %s", str(reason))
+            chosen = isinstance(reason, MemoryBudgetError) and self.options.reads == "auto"
+            level = logging.INFO if chosen else logging.WARNING
+            log.log(level, "rows are read at random from now on, not by packs: %s", str(reason))
 
     def keep(self, coming: Superbatch | None) -> None:
         """Keep what is prepared of a next epoch, in place of what is kept."""

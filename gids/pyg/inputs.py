@@ -13,6 +13,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamp
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.loader.epoch_loader import check_range
+from gids.loader.facts import seeds_of
 from gids.pyg.stores import is_homogeneous
 from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
@@ -32,33 +33,17 @@ def node_inputs(
     store: FeatureStore, nodes: InputNodes, times: torch.Tensor | None, input_id: torch.Tensor | None
 ) -> NodeSamplerInput:
     """Raises TypeError, ValueError, IndexError and KeyError for input_nodes that do not fit the store."""
-    ntype: str | None = None
-    chosen: Any = nodes
-    is_split = isinstance(nodes, str) and any(nodes in splits for splits in store.splits.values())
-    if isinstance(nodes, Mapping) and len(nodes) == 1:
-        [(ntype, chosen)] = nodes.items()
-    elif isinstance(nodes, str) and nodes in store.node_types:
-        if is_split:
-            raise ValueError(
-                f"{nodes!r} is a split and a node type of {store.name}: give ({nodes!r}, None) for all nodes "
-                f"of the type, or (TYPE, {nodes!r}) for the split"
-            )
-        ntype, chosen = nodes, None
-    elif isinstance(nodes, tuple | list) and len(nodes) == 2 and isinstance(nodes[0], str):
-        ntype, chosen = nodes
-    elif isinstance(nodes, str):
-        if not is_split:
-            known = ", ".join(map(repr, store.node_types))
-            raise MissingError(f"no split and no node type {nodes!r} in {store.name} (node types: {known})")
-        ntype = None if is_homogeneous(store) else store.split_type(nodes)
-    elif not is_homogeneous(store):
+    if isinstance(nodes, str):
+        nodes = _typed(store, nodes)
+    ntype, chosen = None, seeds_of(store, nodes, by_type=False)
+    if isinstance(chosen, Mapping) and len(chosen) == 1:
+        [(ntype, chosen)] = chosen.items()
+    elif isinstance(chosen, Mapping) or not is_homogeneous(store):
         raise ValueError(
             f"input_nodes of {store.name} must be a split, a node type, or (node type, nodes): it has "
             f"{len(store.node_types)} node types and {len(store.relations)} edge types"
         )
     count = store.num_nodes(ntype)
-    if isinstance(chosen, str):
-        chosen = store.split(chosen, ntype)
     if chosen is None:
         ids = torch.arange(count)
     else:
@@ -161,6 +146,22 @@ class AllEdges(EdgeSamplerInput):  # type: ignore[misc]  # PyG is not typed
         return EdgeSamplerInput(
             ids if input_id is None else input_id, rows, columns, label, time, self.input_type
         )
+
+
+def _typed(store: FeatureStore, name: str) -> InputNodes:
+    """The nodes that the name of a node type, or of a split, means; with their type, if there are several."""
+    is_split = any(name in splits for splits in store.splits.values())
+    if name in store.node_types:
+        if is_split:
+            raise ValueError(
+                f"{name!r} is a split and a node type of {store.name}: give ({name!r}, None) for all nodes "
+                f"of the type, or (TYPE, {name!r}) for the split"
+            )
+        return name, None
+    if not is_split:
+        known = ", ".join(map(repr, store.node_types))
+        raise MissingError(f"no split and no node type {name!r} in {store.name} (node types: {known})")
+    return name if is_homogeneous(store) else (store.split_type(name), name)
 
 
 def _are_names(names: Any) -> bool:

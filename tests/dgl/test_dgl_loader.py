@@ -23,6 +23,38 @@ def sampler(homogeneous):
     return model.node_sampler("neighbor", homogeneous)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "named"),
+    [
+        ("homogeneous", "train"),
+        ("homogeneous", ("_N", "train")),
+        ("heterogeneous", "train"),
+        ("heterogeneous", {"paper": "train"}),
+        ("heterogeneous", ("paper", "train")),
+    ],
+    indirect=["dataset"],
+)
+def test_the_name_of_a_split_gives_its_nodes(dataset, named):
+    ids = dataset.store.split("train")
+    if len(dataset.graph.ntypes) > 1 or isinstance(named, tuple):
+        ids = {dataset.store.split_type("train"): ids}
+    loaded = []
+    for indices in named, ids:
+        model.seed_everything()
+        sampler = model.node_sampler("neighbor", dataset)
+        loaded.append(list(model.gids_loader(dataset, indices, sampler, batch_size=8)))
+    for a, b in zip(*loaded, strict=True):
+        model.assert_same(a, b)
+
+
+@pytest.mark.parametrize("kind", ["edge", "cluster", "saint-walk"])
+def test_a_split_is_refused_where_a_sampler_takes_no_nodes(homogeneous, tmp_path, kind):
+    _, sampler = model.make(kind, homogeneous, tmp_path)
+    for indices in "train", {"_N": "train"}, ("_N", homogeneous.seeds):
+        with pytest.raises(ValueError, match=f"names nodes, but {type(sampler).__name__} takes others"):
+            model.gids_loader(homogeneous, indices, sampler)
+
+
 def check(loader, data, count=None):
     """Every stored column of every minibatch of one epoch is right."""
     batches = list(loader)
@@ -423,12 +455,13 @@ def prefetching(*names):
         (ValueError, r"CPU-only build.* Install a CUDA build", prefetching("feat"), {"use_uva": True}),
         (TypeError, r"needs a dgl.DGLGraph, not dict", prefetching("feat"), {"graph": {}}),
         (ValueError, "gids=None", prefetching("feat"), {"gids": None, "gids_feats": ["_N.feat"]}),
+        (KeyError, "no split 'valid'", prefetching("feat"), {"indices": "valid"}),
     ],
 )
 def test_wrong_arguments_are_refused(homogeneous, error, message, sampler, options):
-    given = {"graph": homogeneous.graph, "gids": homogeneous.path, **options}
+    given = {"graph": homogeneous.graph, "gids": homogeneous.path, "indices": homogeneous.seeds, **options}
     with pytest.raises(error, match=message):
-        gids.dgl.DataLoader(given.pop("graph"), homogeneous.seeds, sampler, **given)
+        gids.dgl.DataLoader(given.pop("graph"), given.pop("indices"), sampler, **given)
 
 
 @pytest.mark.parametrize(

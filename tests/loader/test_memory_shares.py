@@ -231,6 +231,25 @@ def test_few_lines_are_warned_of_once_with_the_memory_that_is_enough(
     assert warnings_of(short, cache=0) == []
 
 
+@pytest.mark.parametrize("reads", ["random", "auto"])
+def test_memory_that_is_far_too_small_is_one_warning(
+    path: Path, source: torch.Tensor, caplog: pytest.LogCaptureFixture, reads: str
+) -> None:
+    """Not also one that packs do not fit, and one of each minibatch that is a little larger."""
+    batches = [{TABLE: torch.arange(n) * 11 % len(source)} for n in (1300, 1300, 1400, 1560)]
+    options: dict[str, Any] = {"queue_depth": 4, "reads": reads}
+    memory = least_memory(path, batches, **options)
+    with feature_loader(path, [TABLE], memory=memory, **options) as loader:
+        for _ in range(2):
+            for ids, features in loader.attach(batches, same, count=len(batches)):
+                assert torch.equal(features[TABLE], source[ids[TABLE]])
+        [few] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert "for the cache" in few
+        list(loader.attach([{TABLE: torch.arange(2600)}], same))
+        [_, larger] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert "larger than memory was divided for" in larger
+
+
 def test_stats_always_have_lines_and_packs(path: Path) -> None:
     source = gids.open(path, memory="16MB", reads="random")
     assert source.stats()["packs"]["superbatches"] == 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import gids
 import gids.pyg
 
 pl = pytest.importorskip("lightning.pytorch")
-from gids.lightning import LogStats  # noqa: E402
+from gids.lightning import Callback  # noqa: E402
 from gids.loader import epoch_figures  # noqa: E402
 
 
@@ -63,7 +67,7 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         gids.pyg.NeighborLoader(source, [3, 2], torch.arange(1, PAPERS, 2), batch_size=100, seed=0) as val,
         gids.pyg.LinkNeighborLoader(source, [3], one.edge_index[:, :300], batch_size=150, seed=0) as links,
     ):
-        fit.callbacks.append(LogStats(train))
+        fit.callbacks.append(Callback(train))
         fit.fit(model, train, val)
         stats = train.stats()
         logged = {name: float(fit.callback_metrics[f"gids/{name}"]) for name in epoch_figures(stats, stats)}
@@ -76,15 +80,12 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         first, second = (torch.cat([b.input_id for b in model.seen["train"][k : k + 3]]) for k in (0, 3))
         assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(PAPERS // 2))
         assert first.tolist() != second.tolist()  # another epoch
+        fit.save_checkpoint(tmp_path / "end")
+        assert torch.load(tmp_path / "end")["callbacks"]["Callback"] == train.state_dict()
         found = torch.cat(fit.predict(model, links))
         assert found.tolist() == list(range(300))
-
-
-class Numbered(Model):
-    """With the line of docs/pyg.md for checkpoints that are saved at the end of an epoch."""
-
-    def on_train_epoch_start(self) -> None:
-        self.trainer.train_dataloader.epoch = self.current_epoch
+        fit.save_checkpoint(tmp_path / "after")  # the Trainer has no training loader any more
+        assert "Callback" not in torch.load(tmp_path / "after")["callbacks"]
 
 
 class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
@@ -93,47 +94,145 @@ class Loaders(pl.LightningDataModule):  # type: ignore[misc, name-defined]
         self.source = source
 
     def train_dataloader(self) -> Any:
-        return gids.pyg.NeighborLoader(
-            self.source, [3], torch.arange(120), batch_size=40, shuffle=True, seed=0
-        )
+        return gids.pyg.NeighborLoader(self.source, [3], torch.arange(120), batch_size=40, shuffle=True)
 
     def val_dataloader(self) -> Any:
         return gids.pyg.NeighborLoader(self.source, [3], torch.arange(20), batch_size=10, seed=0)
 
 
 class Saving(pl.Callback):  # type: ignore[misc, name-defined]
-    """Saves after the first step, after the validation of the first epoch, and at the end of this epoch."""
+    """Saves at the first minibatch, and in the second epoch wherever a Trainer calls. The file's name has the
+    number of minibatches that are trained."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == 1:
-            trainer.save_checkpoint(self.folder / "step")
+    def save(self, trainer: Any, model: Model, hook: str) -> None:
+        trained = len(model.seen["train"])
+        if trainer.current_epoch == 1 or (hook == "start" and trained == 0) or hook == "exception":
+            trainer.save_checkpoint(self.folder / f"{hook} {trained}")
 
-    def on_validation_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step and not trainer.current_epoch:
-            trainer.save_checkpoint(self.folder / "validation")
+    def on_train_batch_start(self, trainer: Any, model: Any, *_: Any) -> None:
+        self.save(trainer, model, "start")
 
-    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        if not trainer.current_epoch:
-            trainer.save_checkpoint(self.folder / "end")
+    def on_train_batch_end(self, trainer: Any, model: Any, *_: Any) -> None:
+        self.save(trainer, model, "step")
+
+    def on_validation_end(self, trainer: Any, model: Any) -> None:
+        self.save(trainer, model, "validation")
+
+    def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+        self.save(trainer, model, "end")
+
+    def on_exception(self, trainer: Any, model: Any, exception: BaseException) -> None:
+        self.save(trainer, model, "exception")
+
+
+def fitted(
+    path: Path, resumed: Path | None, *callbacks: Any, model: Model | None = None, **options: Any
+) -> list[list[int]]:
+    """The nodes of all minibatches that are trained."""
+    fit = trainer(path.parent, epochs=3)
+    for name, value in options.items():
+        setattr(fit, name, value)
+    fit.callbacks += callbacks
+    model = model or Model()
+    with gids.open(path, memory=64 << 20) as source:
+        fit.fit(model, datamodule=Loaders(source), ckpt_path=resumed)
+    return [batch.n_id.tolist() for batch in model.seen["train"]]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("most", [1.0, 2])
-def test_a_trainer_goes_on_where_a_checkpoint_was_saved(one_path: Path, tmp_path: Path, most: float) -> None:
-    def fitted(resumed: Path | None) -> list[list[int]]:
-        model, fit = Numbered(), trainer(tmp_path, epochs=3)
-        fit.limit_train_batches = most
-        with gids.open(one_path, memory=64 << 20) as source:
-            fit.callbacks.append(Saving(tmp_path if resumed is None else tmp_path / "again"))
-            fit.fit(model, datamodule=Loaders(source), ckpt_path=resumed, weights_only=False)
-        return [batch.n_id.tolist() for batch in model.seen["train"]]
+@pytest.mark.few(2)
+@pytest.mark.parametrize("saved_first", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"limit_train_batches": 2}, {"val_check_interval": 1}, {"accumulate_grad_batches": 2}]
+)
+def test_a_trainer_goes_on_where_a_checkpoint_was_saved(
+    one_path: Path, tmp_path: Path, saved_first: bool, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(1)
+    callbacks = [Saving(tmp_path), Callback()] if saved_first else [Callback(), Saving(tmp_path)]
+    whole = fitted(one_path, None, *callbacks, **options)
+    assert len({tuple(nodes) for nodes in whole}) == len(whole) == 3 * options.get("limit_train_batches", 3)
+    saved = sorted(tmp_path.iterdir())
+    assert len(saved) > 6
+    for path in saved:
+        rest = fitted(one_path, path, Callback(), **options)
+        assert rest == whole[int(path.name.split()[1]) :], path.name
 
-    whole = fitted(None)
-    for saved, step in (("step", 1), ("validation", len(whole) // 3), ("end", len(whole) // 3)):
-        assert fitted(tmp_path / saved) == whole[step:], saved
+
+class Failing(Model):
+    """An error in the training of a minibatch."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self.before = before
+
+    def training_step(self, batch: Data, index: int) -> torch.Tensor:
+        if len(self.seen["train"]) == self.before:
+            raise OSError("as a test")
+        return super().training_step(batch, index)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("before", [1, 2, 3, 5])
+def test_a_minibatch_that_failed_is_trained_again(one_path: Path, tmp_path: Path, before: int) -> None:
+    torch.manual_seed(1)
+    whole = fitted(one_path, None, Callback())
+    torch.manual_seed(1)
+    with pytest.raises(OSError, match="as a test"):
+        fitted(one_path, None, Callback(), Saving(tmp_path), model=Failing(before))
+    [saved] = tmp_path.glob("exception *")
+    assert fitted(one_path, saved, Callback()) == whole[before:]
+
+
+@pytest.mark.slow
+def test_processes_go_on_where_their_checkpoint_was_saved(one_path: Path, tmp_path: Path) -> None:
+    def ranks(checkpoint: str) -> list[list[list[int]]]:
+        script = Path(__file__).parent / "lightning_program.py"
+        command = [sys.executable, str(script), str(one_path), str(tmp_path), checkpoint]
+        subprocess.run(command, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return [ast.literal_eval((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
+
+    whole = ranks("")
+    assert [len(nodes) for nodes in whole] == [6, 6]
+    assert whole[0] != whole[1]
+    for step in (2, 3):  # in the middle of the first epoch, and at its end
+        assert ranks(str(tmp_path / f"step={step}.ckpt")) == [nodes[step:] for nodes in whole]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_without_the_position_is_warned_of(
+    one_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fitted(one_path, None, Saving(tmp_path))
+    fitted(one_path, tmp_path / "end 6", Callback())
+    assert "end 6 was saved without gids.lightning.Callback" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_resumed_is_refused(one_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs"):
+        fitted(one_path, None, Callback(), reload_dataloaders_every_n_epochs=1)
+    with gids.open(one_path, memory=64 << 20) as source:
+        loader = gids.pyg.NeighborLoader(source, [3], torch.arange(120), batch_size=60, seed=0)
+        other = gids.pyg.NeighborLoader(source, [3], torch.arange(60), batch_size=60, seed=0)
+        fit = trainer(tmp_path, epochs=1)
+        fit.callbacks.append(Callback())
+        with pytest.raises(TypeError, match="trains on a list, which has no stats"):
+            fit.fit(Both(), [loader, other])
+        fit = trainer(tmp_path, epochs=1)
+        fit.callbacks.append(Callback(loader))
+        fit.fit(Both(), [loader, other])
+        assert "gids/hit_ratio" in fit.callback_metrics
+        fit.save_checkpoint(tmp_path / "both")
+        assert "Callback" not in torch.load(tmp_path / "both", weights_only=True)["callbacks"]
+
+
+class Both(Model):
+    def training_step(self, batch: list[Data], index: int) -> torch.Tensor:
+        return super().training_step(batch[0], index) + super().training_step(batch[1], index)
 
 
 @pytest.mark.filterwarnings("ignore")
