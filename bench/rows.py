@@ -1,6 +1,8 @@
-"""How much faster does gids read rows than torch on a memory-mapped tensor, and than GraphBolt's features?
+"""How much faster does gids read rows than torch, PyG and DGL on a memory-mapped tensor, and than GraphBolt?
 
     python bench/rows.py mapped                  # 4.3 GB on disk, three minutes
+    python bench/rows.py pyg                     # 4.3 GB on disk, nine minutes
+    python bench/rows.py memory --plot epoch-by-memory.png  # 2.2 GB on disk, ten minutes
     tools/graphbolt_env.sh DIRECTORY --bench     # rows.py graphbolt: 4.3 GB of disk, ten minutes
     python bench/rows.py mapped --small          # seconds; only shows that it works
 
@@ -16,7 +18,18 @@ graphbolt, in an environment in which DGL 2.1.0's GraphBolt can be imported:
   neighbors. Some rows are read repeatedly. A side that is not done after ``--pipe-seconds`` is stopped, as
   GraphBolt's is with a slow disk, and rates are compared.
 
-All sides have the same rows, GraphBolt's in a .npy file. They run in fresh processes with a cold page cache,
+pyg: an epoch of minibatches, without training, by gids.pyg.NeighborLoader and by PyG over ``Data`` with a
+memory-mapped ``x``, with 0 and 2 workers, with and without MADV_RANDOM. PyG's NeighborLoader needs pyg-lib or
+torch-sparse. Without both, PyG is represented by its NodeLoader, which takes any sampler, with that of gids: its
+loader, its workers and its fetching of rows, and the minibatches of the gids side. The output says which. Rows
+of 4 KiB; and of 512 B, also with ``reads="pack"``. The clock starts before the features are opened. PyG is
+stopped after ``--peer-seconds``, and rates are compared. 64 rows of each minibatch are compared with the source.
+Memory as in `gids bench epoch`: a quarter of the features for gids, for PyG at least as much as gids took.
+
+memory: seconds of such an epoch by the memory for features, which is a share of them: gids, and PyG and DGL on
+maps with MADV_RANDOM and without workers. Rows of 4 KiB.
+
+In mapped and graphbolt all sides have the same rows, GraphBolt's in a .npy file. They run in fresh processes with a cold page cache,
 Linux's default read-ahead of 128 KiB (set if permitted), and the same memory (limited if permitted): what
 they use before they open the rows plus a quarter of the rows, page cache included. Every row is compared with
 the source, outside the measured time. Sides run in alternating order; ratios are medians of the rounds'
@@ -28,6 +41,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,10 +50,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from graphs import make_dataset
 from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, read_ahead, run_limited
+from plot import Curve, plot_curves
 
 import gids.io
 from gids.bench.bandwidth import random_reads
+from gids.bench.isolation import why_no_limit
+from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
+from gids.convert.synthetic import GraphSpec
 from gids.store import FeatureStore
 from gids.store.names import NODE
 from gids.write import DatasetWriter
@@ -46,6 +66,10 @@ from gids.write import DatasetWriter
 THREADS = 2  # of gids, and of the baselines that have targets
 BARS = {f"mapped, 4096 B, mapped, {THREADS} threads": 10.0}
 DEGREE = 12
+PYG, DGL = "gids.bench.pyg_side", "gids.bench.dgl_side"
+EPOCH = {"fanouts": (4, 4, 4), "hidden": 0}  # hidden 0: without training
+SEEDS = {4096: 128, 512: 512}  # of a minibatch, by the bytes of a row
+LEAST_BYTES = 96 << 20  # of memory for features
 Sides = dict[str, Any]
 
 
@@ -132,16 +156,120 @@ def graphbolt(args: argparse.Namespace, figures: Figures) -> None:
     measure(args, figures, 512, ["reads"])
 
 
+def open_epoch(args: argparse.Namespace, folder: Path, row_bytes: int) -> tuple[EpochConfig, int]:
+    """The side of gids in an epoch over a new dataset; the bytes of its features."""
+    nodes, seeds = (args.rows or args.bytes // row_bytes), SEEDS[row_bytes] // (16 if args.small else 1)
+    spec = GraphSpec(
+        nodes, degree=DEGREE, dim=row_bytes // 4, train_count=args.batches * seeds, seed=args.seed
+    )
+    store = make_dataset(folder, spec, keep_source=False)
+    config = EpochConfig(
+        side=OURS,
+        dataset=str(store.path),
+        tables=(store.table().name,),
+        batch_size=seeds,
+        batches=args.batches,
+        seed=args.seed,
+        **EPOCH,
+    )
+    return config, nodes * row_bytes
+
+
+def start_comparison() -> Comparison:
+    """Says what the sides are, too."""
+    from gids.bench.pyg_side import STOCK  # needs PyG
+
+    no_limit = why_no_limit()
+    print(f"stock PyG is {STOCK}")
+    print(f"MEMORY NOT LIMITED: {no_limit}" if no_limit else "memory is limited", flush=True)
+    return Comparison(limited=not no_limit, say=print, module=PYG)
+
+
+def checked(rounds: dict[str, list[EpochResult | None]]) -> dict[str, list[EpochResult]]:
+    """The runs of each side that did not fail. Raises AssertionError if a row differs from the source."""
+    runs = {side: [run for run in results if run] for side, results in rounds.items()}
+    for side, results in runs.items():
+        assert not sum(run.wrong_rows for run in results), f"rows of {side} differ from the source"
+        if cached := max((run.cached_before for run in results), default=0):
+            print(f"{side}: {cached:.2%} of the features in the page cache at a start")
+    return runs
+
+
+def pyg(args: argparse.Namespace, figures: Figures) -> None:
+    for row_bytes, size in (4096, args.bytes), (512, args.bytes // 2):
+        with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-rows-") as folder:
+            sizes = argparse.Namespace(**{**vars(args), "bytes": size})
+            ours, feature_bytes = open_epoch(sizes, Path(folder), row_bytes)
+            ours = replace(ours, memory_bytes=max(feature_bytes // 4, LEAST_BYTES))
+            configs = {"gids": ours}
+            if row_bytes < 4096:
+                configs |= {"gids, packs": replace(ours, source={"reads": "pack"})}
+            advice = {ADVISED: ", MADV_RANDOM", PLAIN: ""} if row_bytes >= 4096 else {ADVISED: ", MADV_RANDOM"}
+            for side, advised in advice.items():
+                stock = replace(ours, side=side, most_seconds=args.peer_seconds)
+                for workers in (0, 2):
+                    name = f"PyG{advised}, {workers} workers"
+                    configs[name] = replace(stock, source={"num_workers": workers})
+            comparison = start_comparison()
+            with read_ahead(Path(folder), DEFAULT_READ_AHEAD_BYTES):
+                sides = {name: partial(comparison.run, config) for name, config in configs.items()}
+                runs = checked(alternate(sides, args.rounds))
+        rates = {side: [run.rows_per_s for run in results] for side, results in runs.items() if results}
+        title = f"epoch of PyG, {row_bytes} B"
+        for side, values in rates.items():
+            middle = median(run.seconds for run in runs[side])
+            trained = f"{median(run.batches for run in runs[side]):.0f} of {args.batches} minibatches"
+            figures.add(f"{title}, {side}", median(values), "rows/s", note=f"{trained} in {middle:.1f} s")
+        for mine in [side for side in rates if side.startswith("gids")]:
+            for other in [side for side in rates if side.startswith("PyG")]:
+                name = f"{title}, {mine} over {other}"
+                figures.add(name, median(rates[mine]) / median(rates[other]), "x")
+
+
+def memory(args: argparse.Namespace, figures: Figures) -> None:
+    epoch_s: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-rows-") as folder:
+        ours, feature_bytes = open_epoch(args, Path(folder), 4096)
+        for share in map(Fraction, args.shares):
+            ours = replace(ours, memory_bytes=max(int(share * feature_bytes), LEAST_BYTES))
+            stock = replace(ours, side=ADVISED, most_seconds=args.peer_seconds)
+            comparison = start_comparison()
+            sides = {
+                "gids": partial(comparison.run, ours),
+                "PyG on a map, MADV_RANDOM": partial(comparison.run, stock),
+                "DGL on a map, MADV_RANDOM": partial(comparison.run, stock, DGL),
+            }
+            for side, runs in checked(alternate(sides, args.rounds)).items():
+                seconds = [run.seconds * args.batches / run.batches for run in runs]
+                stopped = any(run.batches < args.batches for run in runs)
+                epoch_s.setdefault(side, []).append(median(seconds) if seconds else np.nan)
+                name = f"epoch with memory for {share} of the features, {side}"
+                figures.add(name, epoch_s[side][-1], "s", note="extrapolated" if stopped else "")
+    if args.plot:
+        shares = [float(Fraction(share)) for share in args.shares]
+        curves: list[Curve] = [(side, shares, values) for side, values in epoch_s.items()]
+        gigabytes = f"{feature_bytes / 1e9:.1f} GB of features in rows of 4 KiB"
+        axes = "memory for features, as a share of them", "seconds to load an epoch"
+        plot_curves(args.plot, "Loading an epoch, by memory", {gigabytes: curves}, axes)
+
+
 if __name__ == "__main__":
-    script = Script(__doc__, "dir", "rounds", "seed", questions={"mapped": mapped, "graphbolt": graphbolt})
+    questions = {"mapped": mapped, "pyg": pyg, "memory": memory, "graphbolt": graphbolt}
+    script = Script(__doc__, "dir", "plot", "seed", questions=questions)
     option = script.option
-    text = "size of the features (default: 4 GiB; graphbolt: 2 GiB)"
+    text = "size of the features (default: 4 GiB; pyg and graphbolt: 2 GiB; memory: 1 GiB)"
     option("bytes", text=text, type=int, small=16 << 20)
     option("rows", text="number of rows, in place of --bytes", type=int)
+    option("rounds", text="rounds of alternating sides (default: 7; pyg: 3; memory: 2)", type=int, small=1)
     option("batch", 8192, "rows per read", small=512)
     option("seconds", 4.0, "time limit of each run of reads", small=0.2)
-    option("batches", 40, "minibatches per run of the pipe", small=8)
+    text = "minibatches per run of the pipe, or of an epoch (default: 40; memory: 60)"
+    option("batches", text=text, type=int, small=8)
     option("pipe-seconds", 15.0, "time limit of each run of the pipe")
-    script.defaults("mapped", bytes=4 << 30)
-    script.defaults("graphbolt", bytes=2 << 30)
+    option("peer-seconds", text="time limit of a run of PyG or DGL (default: 10; memory: 60)", type=float)
+    option("shares", text="memory: shares of the features", default=["1/8", "1/4", "1/2", "1"], small=["1"])
+    script.defaults("mapped", bytes=4 << 30, rounds=7)
+    script.defaults("graphbolt", bytes=2 << 30, rounds=7, batches=40)
+    script.defaults("pyg", bytes=2 << 30, rounds=3, batches=40, peer_seconds=10.0)
+    script.defaults("memory", bytes=1 << 30, rounds=2, batches=60, peer_seconds=60.0)
     script.run()

@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
+import importlib.util
 from types import SimpleNamespace
 from typing import cast, get_args
 
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("gids.dgl", exc_type=ImportError)
-
 from epoch_results import make_up, train_here
 
 from gids.bench.epoch import check_task
 from gids.bench.features import KeptRows
 from gids.bench.isolation import FreshProcessError
+from gids.bench.sides import FRAMEWORKS, installed_framework
 from gids.cli import arguments
 from gids.loader.options import Reads
 from gids.store import FeatureStore, Table
 from gids.write import DatasetWriter
 
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
+STOCK = {
+    "dgl": "DGL's DataLoader over a memory-mapped tensor in g.ndata",
+    "pyg": "PyG's N",
+    "torch": "x[input_nodes] of a memory-mapped tensor",
+}
 
 
-def test_all_sides_train_and_are_compared(dataset, bench, monkeypatch):
+def skip_without(framework):
+    if importlib.util.find_spec(FRAMEWORKS[framework]) is None:
+        pytest.skip(f"{framework} is not installed")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_all_sides_train_and_are_compared(dataset, bench, monkeypatch, framework):
+    skip_without(framework)
     train_here(monkeypatch)
-    said, report = bench("epoch", dataset, *SMALL)
+    said, report = bench("epoch", dataset, *SMALL, "--with", framework)
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock, MADV_RANDOM", "stock"]
     assert [f["metrics"]["batches"] for f in report["figures"]] == [3, 3, 3]
     rows = [f["metrics"]["rows"] for f in report["figures"]]
     assert min(rows) > 0.9 * max(rows)  # DGL's threads draw different neighbors of the same seeds
     assert "x as many rows per second as stock" in said
     assert "memory was NOT limited (this process is not limited" in said
+    assert report["subject"]["with"] == framework
+    assert f"note: stock is {STOCK[framework]}" in said
+
+
+def test_both_sides_get_the_same_minibatches_if_gids_samples_for_stock(dataset, bench, monkeypatch):
+    train_here(monkeypatch)
+    for framework in ("pyg", "torch"):
+        skip_without(framework)
+        _, report = bench("epoch", dataset, *SMALL, "--with", framework)
+        if "gids samples the same minibatches" in " ".join(report["notes"]):
+            assert len({f["metrics"]["rows"] for f in report["figures"]}) == 1
+
+
+def test_the_first_framework_that_is_installed_is_compared(monkeypatch):
+    assert tuple(FRAMEWORKS) == arguments.FRAMEWORKS
+    for missing, first in ((), "dgl"), (["dgl"], "pyg"), (["dgl", "torch_geometric"], "torch"):
+        monkeypatch.setattr("gids.bench.sides.find_spec", lambda name, m=missing: name not in m)
+        assert installed_framework() == first
 
 
 def test_a_heterogeneous_dataset_is_refused(tmp_path, bench):
