@@ -20,20 +20,20 @@ graphbolt, in an environment in which DGL 2.1.0's GraphBolt can be imported:
 
 pyg: an epoch of minibatches, without training, by gids.pyg.NeighborLoader and by PyG over ``Data`` with a
 memory-mapped ``x``, with 0 and 2 workers, with and without MADV_RANDOM. PyG's NeighborLoader needs pyg-lib or
-torch-sparse. Without both, PyG is represented by its NodeLoader, which takes any sampler, with that of gids: its
-loader, its workers and its fetching of rows, and the minibatches of the gids side. The output says which. Rows
-of 4 KiB; and of 512 B, also with ``reads="pack"``. The clock starts before the features are opened. PyG is
-stopped after ``--peer-seconds``, and rates are compared. 64 rows of each minibatch are compared with the source.
-Memory as in `gids bench epoch`: a quarter of the features for gids, for PyG at least as much as gids took.
+torch-sparse. Without both, PyG's NodeLoader, which takes any sampler, has that of gids: it is PyG's loader,
+its workers and its fetching of rows, with the minibatches of the gids side. The output says which. Rows of 4
+KiB; and of 512 B, also with ``reads="pack"``. The clock starts before the features are opened. PyG is stopped
+after ``--peer-seconds``, and rates are compared. 64 rows of each minibatch are compared with the source. gids
+gets memory for a quarter of the features, and PyG at least as much as gids took, by a control group.
 
-memory: seconds of such an epoch by the memory for features, which is a share of them: gids, and PyG and DGL on
-maps with MADV_RANDOM and without workers. Rows of 4 KiB.
+memory: seconds of such an epoch by the memory for features, which is a share of them: gids, and PyG and DGL
+on maps with MADV_RANDOM and without workers. Rows of 4 KiB.
 
-In mapped and graphbolt all sides have the same rows, GraphBolt's in a .npy file. They run in fresh processes with a cold page cache,
-Linux's default read-ahead of 128 KiB (set if permitted), and the same memory (limited if permitted): what
-they use before they open the rows plus a quarter of the rows, page cache included. Every row is compared with
-the source, outside the measured time. Sides run in alternating order; ratios are medians of the rounds'
-ratios. The rate of the engine alone is printed too.
+In mapped and graphbolt all sides have the same rows, GraphBolt's in a .npy file. All run in fresh processes
+with a cold page cache, and Linux's default read-ahead of 128 KiB (set if permitted). Those of mapped and
+graphbolt have the same memory (limited if permitted): what they use before they open the rows plus a quarter
+of the rows, page cache included. Every row is compared with the source, outside the measured time. Sides run
+in alternating order; ratios are medians of the rounds' ratios. The rate of the engine alone is printed too.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,7 +53,7 @@ import numpy as np
 import torch
 from graphs import make_dataset
 from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, read_ahead, run_limited
-from plot import Curve, plot_curves
+from plot import Curve, check_plotting, plot_curves
 
 import gids.io
 from gids.bench.bandwidth import random_reads
@@ -71,6 +72,8 @@ EPOCH = {"fanouts": (4, 4, 4), "hidden": 0}  # hidden 0: without training
 SEEDS = {4096: 128, 512: 512}  # of a minibatch, by the bytes of a row
 LEAST_BYTES = 96 << 20  # of memory for features
 Sides = dict[str, Any]
+Rounds = dict[str, list[EpochResult | None]]
+"""By side; None where it failed."""
 
 
 def run(side: str, threads: int, config: dict[str, Any], **options: Any) -> dict[str, float]:
@@ -185,14 +188,26 @@ def start_comparison() -> Comparison:
     return Comparison(limited=not no_limit, say=print, module=PYG)
 
 
-def checked(rounds: dict[str, list[EpochResult | None]]) -> dict[str, list[EpochResult]]:
-    """The runs of each side that did not fail. Raises AssertionError if a row differs from the source."""
-    runs = {side: [run for run in results if run] for side, results in rounds.items()}
-    for side, results in runs.items():
-        assert not sum(run.wrong_rows for run in results), f"rows of {side} differ from the source"
-        if cached := max((run.cached_before for run in results), default=0):
+def check(rounds: Rounds) -> None:
+    """Raise AssertionError if a row differs from the source. Says what was not cold."""
+    for side, results in rounds.items():
+        runs = [run for run in results if run is not None]
+        assert not any(run.wrong_rows for run in runs), f"rows of {side} differ from the source"
+        if cached := max((run.cached_before for run in runs), default=0.0):
             print(f"{side}: {cached:.2%} of the features in the page cache at a start")
-    return runs
+
+
+def sides_of_pyg(ours: EpochConfig, args: argparse.Namespace, *, short_rows: bool) -> dict[str, EpochConfig]:
+    """The configurations by side."""
+    sides = {"gids": ours}
+    if short_rows:
+        sides["gids, packs"] = replace(ours, source={"reads": "pack"})
+    advice = {ADVISED: ", MADV_RANDOM"} if short_rows or args.small else {ADVISED: ", MADV_RANDOM", PLAIN: ""}
+    for side, advised in advice.items():
+        stock = replace(ours, side=side, most_seconds=args.peer_seconds)
+        for workers in (0, 2):
+            sides[f"PyG{advised}, {workers} workers"] = replace(stock, source={"num_workers": workers})
+    return sides
 
 
 def pyg(args: argparse.Namespace, figures: Figures) -> None:
@@ -201,32 +216,28 @@ def pyg(args: argparse.Namespace, figures: Figures) -> None:
             sizes = argparse.Namespace(**{**vars(args), "bytes": size})
             ours, feature_bytes = open_epoch(sizes, Path(folder), row_bytes)
             ours = replace(ours, memory_bytes=max(feature_bytes // 4, LEAST_BYTES))
-            configs = {"gids": ours}
-            if row_bytes < 4096:
-                configs |= {"gids, packs": replace(ours, source={"reads": "pack"})}
-            advice = {ADVISED: ", MADV_RANDOM", PLAIN: ""} if row_bytes >= 4096 else {ADVISED: ", MADV_RANDOM"}
-            for side, advised in advice.items():
-                stock = replace(ours, side=side, most_seconds=args.peer_seconds)
-                for workers in (0, 2):
-                    name = f"PyG{advised}, {workers} workers"
-                    configs[name] = replace(stock, source={"num_workers": workers})
-            comparison = start_comparison()
+            configs, comparison = sides_of_pyg(ours, args, short_rows=row_bytes < 4096), start_comparison()
             with read_ahead(Path(folder), DEFAULT_READ_AHEAD_BYTES):
-                sides = {name: partial(comparison.run, config) for name, config in configs.items()}
-                runs = checked(alternate(sides, args.rounds))
-        rates = {side: [run.rows_per_s for run in results] for side, results in runs.items() if results}
+                sides = {side: partial(comparison.run, config) for side, config in configs.items()}
+                rounds: Rounds = alternate(sides, args.rounds)
+        check(rounds)
         title = f"epoch of PyG, {row_bytes} B"
-        for side, values in rates.items():
-            middle = median(run.seconds for run in runs[side])
-            trained = f"{median(run.batches for run in runs[side]):.0f} of {args.batches} minibatches"
-            figures.add(f"{title}, {side}", median(values), "rows/s", note=f"{trained} in {middle:.1f} s")
-        for mine in [side for side in rates if side.startswith("gids")]:
-            for other in [side for side in rates if side.startswith("PyG")]:
-                name = f"{title}, {mine} over {other}"
-                figures.add(name, median(rates[mine]) / median(rates[other]), "x")
+        for side, results in rounds.items():
+            if runs := sorted((run for run in results if run), key=lambda run: run.rows_per_s):
+                middle = runs[len(runs) // 2]
+                note = f"{middle.batches} of {args.batches} minibatches in {middle.seconds:.1f} s"
+                figures.add(f"{title}, {side}", middle.rows_per_s, "rows/s", note=note)
+        for mine, other in product(rounds, rounds):
+            if configs[mine].side == OURS != configs[other].side:
+                runs_of_both = zip(rounds[mine], rounds[other], strict=True)
+                rates = [(a.rows_per_s, b.rows_per_s) for a, b in runs_of_both if a and b]
+                if rates:
+                    figures.ratio(f"{title}, {mine} over {other}", *zip(*rates, strict=True))
 
 
 def memory(args: argparse.Namespace, figures: Figures) -> None:
+    if args.plot:
+        check_plotting()
     epoch_s: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-rows-") as folder:
         ours, feature_bytes = open_epoch(args, Path(folder), 4096)
@@ -239,7 +250,10 @@ def memory(args: argparse.Namespace, figures: Figures) -> None:
                 "PyG on a map, MADV_RANDOM": partial(comparison.run, stock),
                 "DGL on a map, MADV_RANDOM": partial(comparison.run, stock, DGL),
             }
-            for side, runs in checked(alternate(sides, args.rounds)).items():
+            rounds: Rounds = alternate(sides, args.rounds)
+            check(rounds)
+            for side, results in rounds.items():
+                runs = [run for run in results if run is not None]
                 seconds = [run.seconds * args.batches / run.batches for run in runs]
                 stopped = any(run.batches < args.batches for run in runs)
                 epoch_s.setdefault(side, []).append(median(seconds) if seconds else np.nan)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -30,9 +31,12 @@ def run(values: Mapping[str, Any]) -> dict[str, Any]:
 class DglSide(Side):
     """Minibatches are (input nodes, output nodes, blocks)."""
 
-    def load_graph(self) -> None:
-        self.graph = load_graph(self.store)
-        self.graph.nodes[self.target].data["label"] = self.all_labels
+    @cached_property
+    def graph(self) -> Any:
+        """The DGL graph in memory, with labels. Loaded before the measurement."""
+        graph = load_graph(self.store)
+        graph.nodes[self.target].data["label"] = self.all_labels
+        return graph
 
     def make_model(self, classes: int) -> nn.Module:
         hidden = [self.config.hidden] * (len(self.config.fanouts) - 1)
@@ -47,13 +51,13 @@ class DglSide(Side):
             list(self.config.fanouts), prefetch_labels=["label"], **prefetched
         )
 
-    def sample(self, seeds: Tensor) -> Iterable[Any]:
+    def sample(self, seeds: Tensor) -> Any:
         return self._loader(dgl.dataloading.DataLoader, self.make_sampler(), seeds)
 
     def gids_loader(self, source: gids.Source) -> Any:
         return self._loader(gids.dgl.DataLoader, self._fetching(), self.train_ids, gids=source)
 
-    def stock_loader(self, features: list[Tensor]) -> Iterable[Any]:
+    def stock_loader(self, features: list[Tensor]) -> Any:
         for table, rows in zip(self.tables, features, strict=True):
             self.graph.nodes[table.type].data[table.key] = rows
         return self._loader(dgl.dataloading.DataLoader, self._fetching(), self.train_ids)

@@ -1,4 +1,4 @@
-"""`gids bench epoch`: where an epoch's time goes, with gids and with a stock loader on memory-mapped features.
+"""`gids bench epoch`: where an epoch's time goes, with gids and with a stock loader on mapped features.
 
 The quickstart's comparison on a user's dataset: each side runs in a new process, with a cold page cache and,
 if the user may create a memory control group, with bounded memory.

@@ -1,12 +1,12 @@
 """A side of a comparison with PyG, in its own process.
 
-Without pyg-lib and torch-sparse PyG's NeighborLoader cannot sample. Stock is then PyG's NodeLoader, which takes
-any sampler, with that of gids: PyG's loader, its worker processes and its fetching of rows.
+Without pyg-lib and torch-sparse PyG's NeighborLoader cannot sample. Stock is then PyG's NodeLoader, which
+takes any sampler, with that of gids: PyG's loader, its worker processes and its fetching of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -32,8 +32,8 @@ SAMPLED_BY = "pyg-lib" if installed.WITH_PYG_LIB else "torch-sparse" if installe
 STOCK = (
     f"PyG's NeighborLoader (sampler: {SAMPLED_BY}) over Data with a memory-mapped x"
     if SAMPLED_BY
-    else "PyG's NodeLoader over Data with a memory-mapped x; gids samples the same minibatches for both sides, "
-    "because neither pyg-lib nor torch-sparse is installed, one of which PyG's NeighborLoader needs"
+    else "PyG's NodeLoader over Data with a memory-mapped x. gids samples the same minibatches for it: PyG's "
+    "NeighborLoader needs pyg-lib or torch-sparse, and neither is installed"
 )
 
 
@@ -45,14 +45,18 @@ def run(values: Mapping[str, Any]) -> dict[str, Any]:
 class PygSide(Side):
     """Minibatches are Data."""
 
-    def load_graph(self) -> None:
-        self.edge_index = torch.empty((2, 0), dtype=torch.int64)
-        if SAMPLED_BY:
-            graph = self.store.graph()
-            sources, indptr = (torch.from_numpy(a.astype(np.int64)) for a in (graph.indices, graph.indptr))
-            destinations = torch.arange(graph.num_dst).repeat_interleave(indptr.diff())
-            self.edge_index = torch.stack([sources, destinations])
-        self.fanouts = list(reversed(self.config.fanouts))  # PyG begins with the seeds
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """The edges in memory, if PyG samples. Loaded before the measurement."""
+        if not SAMPLED_BY:
+            return torch.empty((2, 0), dtype=torch.int64)
+        graph = self.store.graph()
+        sources, indptr = (torch.from_numpy(a.astype(np.int64)) for a in (graph.indices, graph.indptr))
+        return torch.stack([sources, torch.arange(graph.num_dst).repeat_interleave(indptr.diff())])
+
+    @property
+    def fanouts(self) -> list[int]:
+        return list(reversed(self.config.fanouts))  # PyG begins with the seeds
 
     def make_model(self, classes: int) -> nn.Module:
         model: nn.Module = GraphSAGE(
@@ -60,7 +64,7 @@ class PygSide(Side):
         )
         return model
 
-    def sample(self, seeds: Tensor) -> Iterable[Any]:
+    def sample(self, seeds: Tensor) -> Any:
         return self._stock_loader(seeds, num_nodes=len(self.all_labels))
 
     def gids_loader(self, source: gids.Source) -> Any:
@@ -69,7 +73,7 @@ class PygSide(Side):
         tables = {"x": self.tables[0].name}
         return gids.pyg.NeighborLoader(source, self.fanouts, self.train_ids, tables=tables, **options)
 
-    def stock_loader(self, features: list[Tensor]) -> Iterable[Any]:
+    def stock_loader(self, features: list[Tensor]) -> Any:
         workers = self.config.source.get("num_workers", 0)
         return self._stock_loader(self.train_ids, workers, x=features[0])
 
@@ -87,20 +91,18 @@ class PygSide(Side):
         logits: Tensor = model(x[0], minibatch.edge_index)
         return logits[: minibatch.batch_size]
 
-    def _stock_loader(self, seeds: Tensor, workers: int = 0, **attributes: Any) -> Iterable[Any]:
+    def _stock_loader(self, seeds: Tensor, workers: int = 0, **attributes: Any) -> Any:
         config = self.config
         data = Data(y=self.all_labels, edge_index=self.edge_index, **attributes)
         options = {"input_nodes": seeds, "batch_size": config.batch_size, "num_workers": workers}
         if SAMPLED_BY:
-            loader: Iterable[Any] = NeighborLoader(data, self.fanouts, is_sorted=True, **options)
-        else:
-            sampler = NativeSampler(self.store, self.fanouts, config.batch_size, config.seed, workers)
-            loader = NodeLoader(data, sampler, **options)
-        return loader
+            return NeighborLoader(data, self.fanouts, is_sorted=True, **options)
+        sampler = NativeSampler(self.store, self.fanouts, config.batch_size, config.seed, workers)
+        return NodeLoader(data, sampler, **options)
 
 
 class NativeSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
-    """The sampler of gids, as PyG's NodeLoader takes it: the minibatches of gids.pyg.NeighborLoader with this seed.
+    """The sampler of gids for PyG's NodeLoader. It draws what gids.pyg.NeighborLoader does with this seed.
 
     workers: number of worker processes, each of which samples with one thread, as PyG's samplers do there.
     """

@@ -1,11 +1,11 @@
-"""A side of a comparison with torch alone, in its own process. gids samples the same minibatches for both sides.
+"""A side of a comparison with torch alone, in its own process. gids samples the minibatches of both sides.
 
 bench/sage.py trains its model, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from gids.bench.sides import EpochConfig
 from gids.bench.training import Side
 from gids.sampler import Block, Minibatch
 
-STOCK = "x[input_nodes] of a memory-mapped tensor; gids samples the same minibatches for both sides"
+STOCK = "x[input_nodes] of a memory-mapped tensor. gids samples the same minibatches for it"
 
 
 def run(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,13 +33,13 @@ class TorchSide(Side):
         hidden = [self.config.hidden] * (len(self.config.fanouts) - 1)
         return GraphSage([*self.tables[0].shape, *hidden, classes])
 
-    def sample(self, seeds: Tensor) -> Iterable[Any]:
+    def sample(self, seeds: Tensor) -> Any:
         return self._loader(self.store, seeds, [])
 
     def gids_loader(self, source: gids.Source) -> Any:
         return self._loader(source, self.train_ids, [self.tables[0].name])
 
-    def stock_loader(self, features: list[Tensor]) -> Iterable[Any]:
+    def stock_loader(self, features: list[Tensor]) -> Any:
         [self.mapped] = features
         return self.sample(self.train_ids)
 
@@ -50,7 +50,7 @@ class TorchSide(Side):
     def features(self, minibatch: Minibatch) -> list[Tensor]:
         if minibatch.features:
             return [minibatch.features[self.tables[0].name]]
-        return [self.mapped[minibatch.input_nodes]]
+        return [self.mapped[ids] for ids in self.input_nodes(minibatch)]
 
     def labels(self, minibatch: Minibatch) -> Tensor:
         assert isinstance(minibatch.labels, Tensor)

@@ -1,8 +1,8 @@
 """One side of a comparison, in its own process: train GraphSAGE on features that gids reads, or on a map.
 
-Side has the measurement; the side of a framework (dgl_side.py, pyg_side.py, torch_side.py) has its loaders and
-its model. Both sides of a comparison run this code with the same topology, seeds and model. They differ in
-``make_loader`` only.
+Side has the measurement; the side of a framework (dgl_side.py, pyg_side.py, torch_side.py) has its loaders
+and its model. Both sides of a comparison run this code with the same topology, seeds and model. They differ
+in ``make_loader`` only.
 
 The measurement starts when the features are opened, and ends with the last training step. Before it come
 imports, loading the topology, and a step on made-up features, which warms up. Both sides keep some rows of
@@ -15,7 +15,7 @@ import ctypes
 import mmap
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from copy import deepcopy
 from itertools import islice
@@ -59,26 +59,22 @@ class Side(ABC):
         ids = self.store.splits[self.target]["train"][: config.batches * config.batch_size]
         self.train_ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(config.seed))]
         self.batches = -(-len(ids) // config.batch_size)
-        self.load_graph()
         torch.manual_seed(config.seed)
         self.model = self.make_model(int(self.all_labels.max()) + 1) if config.hidden else None
-
-    def load_graph(self) -> None:
-        """Load what the framework keeps in memory beside the features."""
 
     @abstractmethod
     def make_model(self, classes: int) -> nn.Module: ...
 
     @abstractmethod
-    def sample(self, seeds: Tensor) -> Iterable[Any]:
-        """Minibatches of these seeds, without features."""
+    def sample(self, seeds: Tensor) -> Any:
+        """Minibatches of these seeds, without features. Called before the measurement, too."""
 
     @abstractmethod
     def gids_loader(self, source: gids.Source) -> Any:
         """A loader of minibatches of train_ids, in their order. It has close()."""
 
     @abstractmethod
-    def stock_loader(self, features: list[Tensor]) -> Iterable[Any]:
+    def stock_loader(self, features: list[Tensor]) -> Any:
         """The same with the framework's loader. features: the mapped tables."""
 
     @abstractmethod
@@ -106,7 +102,9 @@ class Side(ABC):
         """The only difference between the sides."""
         config = self.config
         if config.side != OURS:
-            return self.stock_loader([map_array(t, random_access=config.side == ADVISED) for t in self.tables])
+            return self.stock_loader(
+                [map_array(t, random_access=config.side == ADVISED) for t in self.tables]
+            )
         tuning = gids.Tuning(direct=direct_works(self.shards))
         return self.gids_loader(
             gids.open(self.store, memory=config.memory_bytes, tuning=tuning, **config.source)

@@ -8,8 +8,8 @@ import pytest
 from epoch_results import make_up, train_here
 
 from gids.bench.isolation import FreshProcessError
-from gids.cli import main
 from gids.bench.sides import FRAMEWORKS
+from gids.cli import main
 from gids.cli.quickstart import EXAMPLES
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
