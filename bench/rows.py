@@ -57,6 +57,7 @@ from plot import Curve, check_plotting, plot_curves
 
 import gids.io
 from gids.bench.bandwidth import random_reads
+from gids.bench.epoch import comparable
 from gids.bench.isolation import why_no_limit
 from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
 from gids.convert.synthetic import GraphSpec
@@ -229,9 +230,12 @@ def pyg(args: argparse.Namespace, figures: Figures) -> None:
                 figures.add(f"{title}, {side}", middle.rows_per_s, "rows/s", note=note)
         for mine, other in product(rounds, rounds):
             if configs[mine].side == OURS != configs[other].side:
-                runs_of_both = zip(rounds[mine], rounds[other], strict=True)
-                rates = [(a.rows_per_s, b.rows_per_s) for a, b in runs_of_both if a and b]
-                if rates:
+                rates = [
+                    (a.rows_per_s, b.rows_per_s)
+                    for a, b in zip(rounds[mine], rounds[other], strict=True)
+                    if a and b and comparable(b.batches, args.batches)
+                ]
+                if rates:  # of the rounds in which the side ended, or was stopped late enough
                     figures.ratio(f"{title}, {mine} over {other}", *zip(*rates, strict=True))
 
 
