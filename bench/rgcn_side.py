@@ -41,6 +41,10 @@ class TypedSide(DglSide):
         fanouts = list(self.config.fanouts)
         return dgl.dataloading.NeighborSampler(fanouts, prefetch_labels=labels, **prefetched)
 
+    def logits(self, model: nn.Module, minibatch: Any, x: list[Tensor]) -> Tensor:
+        logits: Tensor = model(minibatch[2], x)
+        return logits
+
     def features(self, minibatch: Any) -> list[Tensor]:
         return [minibatch[2][0].srcnodes[table.type].data[table.key] for table in self.tables]
 

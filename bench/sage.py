@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gids.bench.torch_side import GraphSage
+from gids.bench.sage import GraphSage
 from gids.sampler import Block
 
 

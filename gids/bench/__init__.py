@@ -8,7 +8,7 @@ Report, with SETTINGS and COLUMNS for its table. The others:
     trace.py                       the pages of sampled minibatches, replays, Belady's MIN
     sides.py, training.py          the sides of an epoch's comparison; one side, in its process
     dgl_side.py, pyg_side.py,
-    torch_side.py                  the loaders and the model of a side, by framework
+    torch_side.py, sage.py         the loaders of a side, by framework; the model
     features.py, isolation.py      features as stock loaders map them; fresh processes with bounded memory
     machine.py                     the machine and the installed packages
 """

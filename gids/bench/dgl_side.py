@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import gids.dgl  # isort: skip  # before dgl: makes it importable beside a curre
 import dgl
 from torch import Tensor, nn
 
+from gids.bench.sage import GraphSage
 from gids.bench.sides import EpochConfig
 from gids.bench.training import Side
 from gids.store import FeatureStore
@@ -40,7 +40,7 @@ class DglSide(Side):
 
     def make_model(self, classes: int) -> nn.Module:
         hidden = [self.config.hidden] * (len(self.config.fanouts) - 1)
-        return GraphSage([*self.tables[0].shape, *hidden, classes])
+        return GraphSage([*self.tables[0].shape, *hidden, classes], dgl.ops.copy_u_mean)
 
     def seeds(self, ids: Tensor) -> Any:
         """Seeds as DGL takes them."""
@@ -73,7 +73,7 @@ class DglSide(Side):
         return labels
 
     def logits(self, model: nn.Module, minibatch: Any, x: list[Tensor]) -> Tensor:
-        logits: Tensor = model(minibatch[2], x)
+        logits: Tensor = model(minibatch[2], x[0])
         return logits
 
     def stats(self, loader: Any) -> dict[str, Any]:
@@ -97,32 +97,3 @@ def load_graph(store: FeatureStore) -> Any:
         edges[relation] = ("csc", (indptr, indices, []))
     counts = {ntype: store.num_nodes(ntype) for ntype in store.node_types}
     return dgl.heterograph(edges, counts).formats("csc")
-
-
-class SageLayer(nn.Module):
-    """W x + V mean(neighbors' x). Unlike SAGEConv it does not copy x."""
-
-    def __init__(self, in_dim: int, out_dim: int) -> None:
-        super().__init__()
-        self.own = nn.Linear(in_dim, out_dim)
-        self.neighbors = nn.Linear(in_dim, out_dim, bias=False)
-
-    def forward(self, block: Any, x: Tensor) -> Tensor:
-        own: Tensor = self.own(x[: block.num_dst_nodes()])
-        mean: Tensor = dgl.ops.copy_u_mean(block, self.neighbors(x))
-        return own + mean
-
-
-class GraphSage(nn.Module):
-    """dims: of the rows, of each hidden layer, and of the output."""
-
-    def __init__(self, dims: Sequence[int]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(dims))
-
-    def forward(self, blocks: Sequence[Any], x: Sequence[Tensor]) -> Tensor:
-        """Logits of the seeds. x: the rows of the input nodes, by table."""
-        rows = x[0]  # of the only table
-        for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            rows = layer(block, torch.relu(rows) if depth else rows)
-        return rows

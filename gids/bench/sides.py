@@ -104,9 +104,7 @@ class Comparison:
     failure of a side of stock. module: it trains.
     """
 
-    def __init__(
-        self, *, limited: bool, say: Callable[[str], None], module: str = "gids.bench.dgl_side"
-    ) -> None:
+    def __init__(self, *, limited: bool, say: Callable[[str], None], module: str) -> None:
         self._limited, self._say, self._module = limited, say, module
         self._grown_bytes = 0
 

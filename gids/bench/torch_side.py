@@ -1,22 +1,18 @@
-"""A side of a comparison with torch alone, in its own process. gids samples the minibatches of both sides.
-
-bench/sage.py trains its model, too.
-"""
+"""A side of a comparison with torch alone, in its own process. gids samples the minibatches of both sides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import gids
+from gids.bench.sage import GraphSage
 from gids.bench.sides import EpochConfig
 from gids.bench.training import Side
-from gids.sampler import Block, Minibatch
+from gids.sampler import Minibatch
 
 STOCK = "x[input_nodes] of a memory-mapped tensor. gids samples the same minibatches for it"
 
@@ -64,41 +60,3 @@ class TorchSide(Side):
         config = self.config
         options: dict[str, Any] = {"batch_size": config.batch_size, "tables": tables, "seed": config.seed}
         return gids.NodeLoader(source, seeds, list(config.fanouts), **options)
-
-
-def mean_of_sources(block: Block, x: Tensor) -> Tensor:
-    """float32[num_dst, dim]: of each destination, the mean of its sources' rows x, each counted by its edge's
-    weight; 0 without sources."""
-    sources, destinations = block.coo()
-    weights = x.new_ones(len(sources)) if block.weights is None else block.weights.to(x.dtype)
-    summed = x.new_zeros((block.num_dst, x.shape[1])).index_add_(
-        0, destinations, x[sources] * weights[:, None]
-    )
-    total = weights.new_zeros(block.num_dst).index_add_(0, destinations, weights).clamp(min=1e-6)
-    return summed / total[:, None]
-
-
-class SageLayer(nn.Module):
-    """GraphSAGE with the mean: W x + V mean(neighbors' x)."""
-
-    def __init__(self, in_dim: int, out_dim: int) -> None:
-        super().__init__()
-        self.own = nn.Linear(in_dim, out_dim)
-        self.neighbors = nn.Linear(in_dim, out_dim, bias=False)
-
-    def forward(self, block: Block, x: Tensor) -> Tensor:
-        own: Tensor = self.own(x[: block.num_dst])
-        return own + mean_of_sources(block, self.neighbors(x))
-
-
-class GraphSage(nn.Module):
-    """dims: of the rows, of each hidden layer, and of the output."""
-
-    def __init__(self, dims: Sequence[int]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(dims))
-
-    def forward(self, blocks: Sequence[Block], x: Tensor) -> Tensor:
-        for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            x = layer(block, x if depth == 0 else torch.relu(x))
-        return x
