@@ -1,4 +1,4 @@
-"""One side of bench/epoch.py, in its own process: gids.bench.training, with the stages of loading."""
+"""One side of bench/epoch.py, in its own process: gids.bench.dgl_side, with the stages of loading."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
 
-from gids.bench import training
+from gids.bench import dgl_side
 
 import dgl  # isort: skip  # after gids.dgl
 
 
 def run(values: Mapping[str, Any]) -> dict[str, Any]:
-    return with_stages(lambda: training.run(values))
+    return with_stages(lambda: dgl_side.run(values))
 
 
 def with_stages(train: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def sampling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def dgl_graph(store: FeatureStore) -> Any:
-    from gids.bench.training import load_graph  # imports DGL, which takes memory
+    from gids.bench.dgl_side import load_graph  # imports DGL, which takes memory
 
     return load_graph(store)
 

@@ -13,8 +13,8 @@ import torch
 from epoch_side import with_stages
 from torch import Tensor, nn
 
+from gids.bench.dgl_side import DglSide
 from gids.bench.sides import EpochConfig
-from gids.bench.training import Side
 
 import dgl  # isort: skip  # after gids.dgl
 from gids.store.names import Relation
@@ -25,7 +25,7 @@ def run(values: Mapping[str, Any]) -> dict[str, Any]:
     return with_stages(lambda: asdict(TypedSide(EpochConfig(**values)).train()))
 
 
-class TypedSide(Side):
+class TypedSide(DglSide):
     def make_model(self, classes: int) -> nn.Module:
         dims = {str(table.type): table.shape[0] for table in self.tables}
         widths = [*[self.config.hidden] * (len(self.config.fanouts) - 1), classes]
@@ -41,11 +41,15 @@ class TypedSide(Side):
         fanouts = list(self.config.fanouts)
         return dgl.dataloading.NeighborSampler(fanouts, prefetch_labels=labels, **prefetched)
 
-    def features(self, blocks: Any) -> list[Tensor]:
-        return [blocks[0].srcnodes[table.type].data[table.key] for table in self.tables]
+    def logits(self, model: nn.Module, minibatch: Any, x: list[Tensor]) -> Tensor:
+        logits: Tensor = model(minibatch[2], x)
+        return logits
 
-    def input_nodes(self, blocks: Any) -> list[Tensor]:
-        return [blocks[0].srcnodes[table.type].data[dgl.NID] for table in self.tables]
+    def features(self, minibatch: Any) -> list[Tensor]:
+        return [minibatch[2][0].srcnodes[table.type].data[table.key] for table in self.tables]
+
+    def input_nodes(self, minibatch: Any) -> list[Tensor]:
+        return [minibatch[2][0].srcnodes[table.type].data[dgl.NID] for table in self.tables]
 
 
 class Layer(nn.Module):

@@ -1,6 +1,8 @@
-"""How much faster does gids read rows than torch on a memory-mapped tensor, and than GraphBolt's features?
+"""How much faster does gids read rows than torch, PyG and DGL on a memory-mapped tensor, and than GraphBolt?
 
     python bench/rows.py mapped                  # 4.3 GB on disk, three minutes
+    python bench/rows.py pyg                     # 4.3 GB on disk, nine minutes
+    python bench/rows.py memory --plot epoch-by-memory.png  # 2.2 GB on disk, ten minutes
     tools/graphbolt_env.sh DIRECTORY --bench     # rows.py graphbolt: 4.3 GB of disk, ten minutes
     python bench/rows.py mapped --small          # seconds; only shows that it works
 
@@ -16,11 +18,22 @@ graphbolt, in an environment in which DGL 2.1.0's GraphBolt can be imported:
   neighbors. Some rows are read repeatedly. A side that is not done after ``--pipe-seconds`` is stopped, as
   GraphBolt's is with a slow disk, and rates are compared.
 
-All sides have the same rows, GraphBolt's in a .npy file. They run in fresh processes with a cold page cache,
-Linux's default read-ahead of 128 KiB (set if permitted), and the same memory (limited if permitted): what
-they use before they open the rows plus a quarter of the rows, page cache included. Every row is compared with
-the source, outside the measured time. Sides run in alternating order; ratios are medians of the rounds'
-ratios. The rate of the engine alone is printed too.
+pyg: an epoch of minibatches, without training, by gids.pyg.NeighborLoader and by PyG over ``Data`` with a
+memory-mapped ``x``, with 0 and 2 workers, with and without MADV_RANDOM. PyG's NeighborLoader needs pyg-lib or
+torch-sparse. Without both, PyG's NodeLoader, which takes any sampler, has that of gids: it is PyG's loader,
+its workers and its fetching of rows, with the minibatches of the gids side. The output says which. Rows of 4
+KiB; and of 512 B, also with ``reads="pack"``. The clock starts before the features are opened. PyG is stopped
+after ``--peer-seconds``, and rates are compared. 64 rows of each minibatch are compared with the source. gids
+gets memory for a quarter of the features, and PyG at least as much as gids took, by a control group.
+
+memory: seconds of such an epoch by the memory for features, which is a share of them: gids, and PyG and DGL
+on maps with MADV_RANDOM and without workers. Rows of 4 KiB.
+
+In mapped and graphbolt all sides have the same rows, GraphBolt's in a .npy file. All run in fresh processes
+with a cold page cache, and Linux's default read-ahead of 128 KiB (set if permitted). Those of mapped and
+graphbolt have the same memory (limited if permitted): what they use before they open the rows plus a quarter
+of the rows, page cache included. Every row is compared with the source, outside the measured time. Sides run
+in alternating order; ratios are medians of the rounds' ratios. The rate of the engine alone is printed too.
 """
 
 from __future__ import annotations
@@ -28,17 +41,26 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from graphs import make_dataset
 from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, read_ahead, run_limited
+from plot import Curve, check_plotting, plot_curves
 
 import gids.io
 from gids.bench.bandwidth import random_reads
+from gids.bench.epoch import comparable
+from gids.bench.isolation import why_no_limit
+from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
+from gids.convert.synthetic import GraphSpec
 from gids.store import FeatureStore
 from gids.store.names import NODE
 from gids.write import DatasetWriter
@@ -46,7 +68,13 @@ from gids.write import DatasetWriter
 THREADS = 2  # of gids, and of the baselines that have targets
 BARS = {f"mapped, 4096 B, mapped, {THREADS} threads": 10.0}
 DEGREE = 12
+PYG, DGL = "gids.bench.pyg_side", "gids.bench.dgl_side"
+EPOCH = {"fanouts": (4, 4, 4), "hidden": 0}  # hidden 0: without training
+SEEDS = {4096: 128, 512: 512}  # of a minibatch, by the bytes of a row
+LEAST_BYTES = 96 << 20  # of memory for features
 Sides = dict[str, Any]
+Rounds = dict[str, list[EpochResult | None]]
+"""By side; None where it failed."""
 
 
 def run(side: str, threads: int, config: dict[str, Any], **options: Any) -> dict[str, float]:
@@ -132,16 +160,134 @@ def graphbolt(args: argparse.Namespace, figures: Figures) -> None:
     measure(args, figures, 512, ["reads"])
 
 
+def open_epoch(args: argparse.Namespace, folder: Path, row_bytes: int) -> tuple[EpochConfig, int]:
+    """The side of gids in an epoch over a new dataset; the bytes of its features."""
+    nodes, seeds = (args.rows or args.bytes // row_bytes), SEEDS[row_bytes] // (16 if args.small else 1)
+    spec = GraphSpec(
+        nodes, degree=DEGREE, dim=row_bytes // 4, train_count=args.batches * seeds, seed=args.seed
+    )
+    store = make_dataset(folder, spec, keep_source=False)
+    config = EpochConfig(
+        side=OURS,
+        dataset=str(store.path),
+        tables=(store.table().name,),
+        batch_size=seeds,
+        batches=args.batches,
+        seed=args.seed,
+        **EPOCH,
+    )
+    return config, nodes * row_bytes
+
+
+def start_comparison() -> Comparison:
+    """Says what the sides are, too."""
+    from gids.bench.pyg_side import STOCK  # needs PyG
+
+    no_limit = why_no_limit()
+    print(f"stock PyG is {STOCK}")
+    print(f"MEMORY NOT LIMITED: {no_limit}" if no_limit else "memory is limited", flush=True)
+    return Comparison(limited=not no_limit, say=print, module=PYG)
+
+
+def check(rounds: Rounds) -> None:
+    """Raise AssertionError if a row differs from the source. Says what was not cold."""
+    for side, results in rounds.items():
+        runs = [run for run in results if run is not None]
+        assert not any(run.wrong_rows for run in runs), f"rows of {side} differ from the source"
+        if cached := max((run.cached_before for run in runs), default=0.0):
+            print(f"{side}: {cached:.2%} of the features in the page cache at a start")
+
+
+def sides_of_pyg(ours: EpochConfig, args: argparse.Namespace, *, short_rows: bool) -> dict[str, EpochConfig]:
+    """The configurations by side."""
+    sides = {"gids": ours}
+    if short_rows:
+        sides["gids, packs"] = replace(ours, source={"reads": "pack"})
+    advice = {ADVISED: ", MADV_RANDOM"} if short_rows or args.small else {ADVISED: ", MADV_RANDOM", PLAIN: ""}
+    for side, advised in advice.items():
+        stock = replace(ours, side=side, most_seconds=args.peer_seconds)
+        for workers in (0, 2):
+            sides[f"PyG{advised}, {workers} workers"] = replace(stock, source={"num_workers": workers})
+    return sides
+
+
+def pyg(args: argparse.Namespace, figures: Figures) -> None:
+    for row_bytes, size in (4096, args.bytes), (512, args.bytes // 2):
+        with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-rows-") as folder:
+            sizes = argparse.Namespace(**{**vars(args), "bytes": size})
+            ours, feature_bytes = open_epoch(sizes, Path(folder), row_bytes)
+            ours = replace(ours, memory_bytes=max(feature_bytes // 4, LEAST_BYTES))
+            configs, comparison = sides_of_pyg(ours, args, short_rows=row_bytes < 4096), start_comparison()
+            with read_ahead(Path(folder), DEFAULT_READ_AHEAD_BYTES):
+                sides = {side: partial(comparison.run, config) for side, config in configs.items()}
+                rounds: Rounds = alternate(sides, args.rounds)
+        check(rounds)
+        title = f"epoch of PyG, {row_bytes} B"
+        for side, results in rounds.items():
+            if runs := sorted((run for run in results if run), key=lambda run: run.rows_per_s):
+                middle = runs[len(runs) // 2]
+                note = f"{middle.batches} of {args.batches} minibatches in {middle.seconds:.1f} s"
+                figures.add(f"{title}, {side}", middle.rows_per_s, "rows/s", note=note)
+        for mine, other in product(rounds, rounds):
+            if configs[mine].side == OURS != configs[other].side:
+                rates = [
+                    (a.rows_per_s, b.rows_per_s)
+                    for a, b in zip(rounds[mine], rounds[other], strict=True)
+                    if a and b and comparable(b.batches, args.batches)
+                ]
+                if rates:  # of the rounds in which the side ended, or was stopped late enough
+                    figures.ratio(f"{title}, {mine} over {other}", *zip(*rates, strict=True))
+
+
+def memory(args: argparse.Namespace, figures: Figures) -> None:
+    if args.plot:
+        check_plotting()
+    epoch_s: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-rows-") as folder:
+        ours, feature_bytes = open_epoch(args, Path(folder), 4096)
+        for share in map(Fraction, args.shares):
+            ours = replace(ours, memory_bytes=max(int(share * feature_bytes), LEAST_BYTES))
+            stock = replace(ours, side=ADVISED, most_seconds=args.peer_seconds)
+            comparison = start_comparison()
+            sides = {
+                "gids": partial(comparison.run, ours),
+                "PyG on a map, MADV_RANDOM": partial(comparison.run, stock),
+                "DGL on a map, MADV_RANDOM": partial(comparison.run, stock, DGL),
+            }
+            rounds: Rounds = alternate(sides, args.rounds)
+            check(rounds)
+            for side, results in rounds.items():
+                runs = [run for run in results if run is not None]
+                seconds = [run.seconds * args.batches / run.batches for run in runs]
+                stopped = any(run.batches < args.batches for run in runs)
+                epoch_s.setdefault(side, []).append(median(seconds) if seconds else np.nan)
+                name = f"epoch with memory for {share} of the features, {side}"
+                figures.add(name, epoch_s[side][-1], "s", note="extrapolated" if stopped else "")
+    if args.plot:
+        shares = [float(Fraction(share)) for share in args.shares]
+        curves: list[Curve] = [(side, shares, values) for side, values in epoch_s.items()]
+        gigabytes = f"{feature_bytes / 1e9:.1f} GB of features in rows of 4 KiB"
+        axes = "memory for features, as a share of them", "seconds to load an epoch"
+        plot_curves(args.plot, "Loading an epoch, by memory", {gigabytes: curves}, axes)
+
+
 if __name__ == "__main__":
-    script = Script(__doc__, "dir", "rounds", "seed", questions={"mapped": mapped, "graphbolt": graphbolt})
+    questions = {"mapped": mapped, "pyg": pyg, "memory": memory, "graphbolt": graphbolt}
+    script = Script(__doc__, "dir", "plot", "seed", questions=questions)
     option = script.option
-    text = "size of the features (default: 4 GiB; graphbolt: 2 GiB)"
+    text = "size of the features (default: 4 GiB; pyg and graphbolt: 2 GiB; memory: 1 GiB)"
     option("bytes", text=text, type=int, small=16 << 20)
     option("rows", text="number of rows, in place of --bytes", type=int)
+    option("rounds", text="rounds of alternating sides (default: 7; pyg: 3; memory: 2)", type=int, small=1)
     option("batch", 8192, "rows per read", small=512)
     option("seconds", 4.0, "time limit of each run of reads", small=0.2)
-    option("batches", 40, "minibatches per run of the pipe", small=8)
+    text = "minibatches per run of the pipe, or of an epoch (default: 40; memory: 60)"
+    option("batches", text=text, type=int, small=8)
     option("pipe-seconds", 15.0, "time limit of each run of the pipe")
-    script.defaults("mapped", bytes=4 << 30)
-    script.defaults("graphbolt", bytes=2 << 30)
+    option("peer-seconds", text="time limit of a run of PyG or DGL (default: 10; memory: 60)", type=float)
+    option("shares", text="memory: shares of the features", default=["1/8", "1/4", "1/2", "1"], small=["1"])
+    script.defaults("mapped", bytes=4 << 30, rounds=7)
+    script.defaults("graphbolt", bytes=2 << 30, rounds=7, batches=40)
+    script.defaults("pyg", bytes=2 << 30, rounds=3, batches=40, peer_seconds=10.0)
+    script.defaults("memory", bytes=1 << 30, rounds=2, batches=60, peer_seconds=60.0)
     script.run()

@@ -59,6 +59,12 @@ def run(monkeypatch, capfd):
         ("cache.py", ["planning"], "ns per page ("),
         ("cache.py", ["gather"], "int8 per column: gather over that of float32"),
         ("rows.py", ["mapped"], "mapped, 4096 B, gids over mapped, 2 threads"),
+        ("rows.py", ["pyg"], "epoch of PyG, 512 B, gids, packs over PyG, MADV_RANDOM, 2 workers"),
+        (
+            "rows.py",
+            ["memory", "--plot"],
+            "memory for 1 of the features, DGL on a map, MADV_RANDOM",
+        ),
         ("training.py", ["dtypes"], "points from float32"),
         ("training.py", ["samplers"], "Labor, κ = 256, nested, pages read in the last epoch"),
         ("convert.py", ["features"], "peak memory of converting"),
@@ -109,7 +115,7 @@ def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch, request):
     """rows.py, packs.py, pack_versions.py and `loading.py cold` start fresh processes."""
     if "cold" in args:
         request.getfixturevalue("on_disk")
-    if name == "epoch.py":
+    if name == "epoch.py" or args[:1] in (["pyg"], ["memory"]):
         train_here(monkeypatch)
     where = [] if name in IN_MEMORY else ["--dir", str(tmp_path)]
     result, plot = tmp_path / "result.json", tmp_path / "plot.png"

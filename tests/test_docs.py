@@ -321,7 +321,7 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
 
 def command_lines(page: Path) -> Iterator[list[str]]:
     """The words after `gids` of each command line in a block of shell commands."""
-    text = re.sub(r"```python\n.*?```|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```(?:python|text)\n.*?```|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
     text = re.sub(r"\\\n *", "", text)
     fenced = "".join(re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)).splitlines()
     indented = re.findall(r"^    (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)

@@ -21,7 +21,7 @@ STORE = BASE | {"store"}
 IO = STORE | {"cuda", "io"}
 SAMPLER = IO | {"cache", "sampler"}
 LOADER = SAMPLER | {"heat", "packs", "loader"}
-BENCH = LOADER | {"write", "convert", "inference", "dgl", "bench"}
+BENCH = LOADER | {"write", "convert", "inference", "dgl", "pyg", "bench"}
 ALLOWED = {
     "__init__": BASE,
     "__main__": {"cli"},

@@ -1,4 +1,4 @@
-"""`gids bench epoch`: where an epoch's time goes, with gids and with stock DGL on memory-mapped features.
+"""`gids bench epoch`: where an epoch's time goes, with gids and with a stock loader on mapped features.
 
 The quickstart's comparison on a user's dataset: each side runs in a new process, with a cold page cache and,
 if the user may create a memory control group, with bounded memory.
@@ -7,13 +7,21 @@ if the user may create a memory control group, with bounded memory.
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
-import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
 from gids.bench.features import why_no_array
 from gids.bench.isolation import why_no_limit
 from gids.bench.report import Column, Report, Session, count, millions, percent, seconds
 from gids.bench.sampling import open_table
-from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
+from gids.bench.sides import (
+    ADVISED,
+    OURS,
+    PLAIN,
+    Comparison,
+    EpochConfig,
+    EpochResult,
+    installed_framework,
+)
 from gids.io.engine import direct_works
 from gids.loader.stats import describe_choices
 from gids.sizes import format_bytes
@@ -42,21 +50,27 @@ _LEAST_SHARE = 0.1  # of the minibatches that a side must have trained on to be 
 def measure(session: Session) -> None:
     """Fill the report. Setting: the side."""
     args, report = session.args, session.report
+    framework = args.framework or installed_framework()
+    module = f"gids.bench.{framework}_side"
+    stock = import_module(module).STOCK  # raises at once if the framework is not installed
     store, table = open_table(args)
     check_task(store, table)
     sides = [OURS, ADVISED, PLAIN]
     if reason := why_no_array(table):
-        report.note(f"only gids is measured: stock DGL cannot map table {table.name!r}, because {reason}")
+        report.note(f"only gids is measured: {table.name!r} cannot be mapped as one array, because {reason}")
         sides = [OURS]
+    else:
+        report.note(f"stock is {stock}")
     no_limit = why_no_limit()
     if no_limit and len(sides) > 1:
         report.note(
-            f"memory was NOT limited ({no_limit}; try as root): stock DGL can keep all features in the page "
+            f"memory was NOT limited ({no_limit}; try as root): stock can keep all features in the page "
             "cache, which it cannot if they are larger than memory"
         )
     if not direct_works(table.shard_paths):
         report.note("the file system has no direct I/O: gids reads through the page cache, too")
-    comparison = Comparison(limited=not no_limit, say=report.note)
+    comparison = Comparison(limited=not no_limit, say=report.note, module=module)
+    report.subject["with"] = framework
     config = _config(store, table, session)
     session.progress.total(len(sides))
     results: dict[str, EpochResult] = {}

@@ -1,4 +1,4 @@
-"""The features of a comparison: as stock DGL maps them, and a check of the rows that a side got."""
+"""The features of a comparison: as stock loaders map them, and a check of the rows that a side got."""
 
 from __future__ import annotations
 

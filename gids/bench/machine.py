@@ -15,6 +15,7 @@ PACKAGES = {
     "numpy": ("numpy",),
     "torch": ("torch",),
     "dgl": ("dgl",),
+    "torch_geometric": ("torch_geometric",),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "kvikio": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
     "matplotlib": ("matplotlib",),

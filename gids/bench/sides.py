@@ -1,7 +1,7 @@
 """The sides of a comparison: the configuration and result of one, and a Comparison that runs them.
 
 Each side trains in a fresh process (training.py). Called by `gids bench epoch` and the scripts in bench/.
-Imports neither torch nor DGL, so that the caller needs little memory.
+Imports neither torch nor a framework, so that the caller needs little memory.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 from gids.bench.isolation import MemoryGroup, run_fresh
 
 OURS, ADVISED, PLAIN = "gids", "stock, MADV_RANDOM", "stock"
-"""gids, and stock DGL on memory-mapped features without and with the kernel's read-ahead."""
+"""gids, and the framework's own loader on memory-mapped features without and with the kernel's read-ahead."""
+FRAMEWORKS = {"dgl": "dgl", "pyg": "torch_geometric", "torch": "torch"}
+"""The frameworks that sides train with, in modules named NAME_side, and the package that each needs."""
 
 _SPARE_BYTES = 64 << 20  # for stock: rows that are kept to be compared, and fragmented memory
 _START_S = 300  # a process may take so long beside its training: imports, topology, comparing rows
@@ -25,7 +28,9 @@ class EpochConfig:
     """The configuration of one side. It is sent as JSON, so it has plain values only.
 
     tables: names of the tables of features, which stock maps; the nodes of the first one have labels and a
-    train split. batches: minibatches to train on. source: options of gids.open(), beside memory=.
+    train split. fanouts: the last one applies to the seeds. hidden: width of the hidden layers; 0: load the
+    minibatches and do not train. batches: minibatches to train on. source: options of gids.open(), beside
+    memory=; for stock PyG, its num_workers.
     memory_bytes: for features, page cache included; for stock 0: no limit. most_seconds: stop after the
     minibatch in which they have passed; 0: no limit.
     """
@@ -86,6 +91,11 @@ class EpochResult:
         return list(self.loader["packs"]["choices"]) if self.loader else []
 
 
+def installed_framework() -> str:
+    """The first of FRAMEWORKS that is installed; torch always is."""
+    return next(name for name, package in FRAMEWORKS.items() if find_spec(package))
+
+
 class Comparison:
     """Runs sides one after the other, gids first. Stock gets the memory that gids had.
 
@@ -94,14 +104,15 @@ class Comparison:
     failure of a side of stock. module: it trains.
     """
 
-    def __init__(
-        self, *, limited: bool, say: Callable[[str], None], module: str = "gids.bench.training"
-    ) -> None:
+    def __init__(self, *, limited: bool, say: Callable[[str], None], module: str) -> None:
         self._limited, self._say, self._module = limited, say, module
         self._grown_bytes = 0
 
-    def run(self, config: EpochConfig) -> EpochResult | None:
-        """Run a side. Blocks. Returns None if stock failed. Raises FreshProcessError if gids did."""
+    def run(self, config: EpochConfig, module: str = "") -> EpochResult | None:
+        """Run a side. Blocks. Returns None if stock failed. Raises FreshProcessError if gids did.
+
+        module: trains, in place of the comparison's.
+        """
         ours = config.side == OURS
         if not ours:
             most = max(config.memory_bytes, self._grown_bytes) + _SPARE_BYTES
@@ -109,7 +120,7 @@ class Comparison:
         timeout_s = 2 * config.most_seconds + _START_S if config.most_seconds else None
         try:
             with nullcontext() if ours or not self._limited else MemoryGroup() as group:
-                answer = run_fresh(self._module, asdict(config), group=group, timeout_s=timeout_s)
+                answer = run_fresh(module or self._module, asdict(config), group=group, timeout_s=timeout_s)
         except OSError as error:  # a FreshProcessError, or no memory control group
             if ours:
                 raise

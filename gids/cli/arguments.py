@@ -19,6 +19,8 @@ Option = Callable[..., argparse.Action]
 
 READS = ("auto", "random", "pack")
 """The values of reads= of gids.open(), which this module must not import."""
+FRAMEWORKS = ("dgl", "pyg", "torch")
+"""Those of gids.bench.sides, in its order."""
 SEEDS = ("train", "val", "test", "all")
 _MOST_CHARS = 2000
 
@@ -117,6 +119,11 @@ def add_minibatches(parser: argparse._ActionsContainer) -> None:
     text = "fanout per layer; as in DGL, the last one applies to the seeds"
     option("--fanouts", fanouts, text, [10, 10, 10], "N,…")
     option("--batch-size", positive, "seeds per minibatch", 1024, "N")
+
+
+def add_framework(parser: argparse._ActionsContainer) -> None:
+    text = "framework whose loader and model are used (default: the first that is installed, in this order)"
+    adder(parser)("--with", FRAMEWORKS, text, dest="framework")
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:

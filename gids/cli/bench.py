@@ -34,10 +34,10 @@ compared with the dataset. The line `raw probe` is the disk's ceiling.
 """
 _EPOCH = """\
 Trains GraphSAGE on the train split of a dataset with one node type, one relation, and classes as labels.
-DGL's NeighborSampler samples. Stock DGL maps the table's shard, so the table needs one shard without padding.
-It runs twice: at most a minute with MADV_RANDOM (no read-ahead), and 15 seconds without. If stock DGL fails,
-for example because it needs more memory, a note says so. Some of the rows that the model gets are compared
-with the dataset.
+The stock side is the framework's own loader over the table's mapped shard, so the table needs one shard
+without padding. It runs twice: at most a minute with MADV_RANDOM (no read-ahead), and 15 seconds without. If
+it fails, for example because it needs more memory, a note says so. Some of the rows that the model gets are
+compared with the dataset.
 """
 _HIT_RATIO = """\
 SIZE is a cache size: a share of the table's pages (2%), bytes (4GB), or a number of average minibatches
@@ -57,6 +57,7 @@ def _add_bandwidth(parser: argparse.ArgumentParser, option: Option) -> None:
 def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
+    arguments.add_framework(parser)
     arguments.add_minibatches(parser)
     option("--batches", natural, "minibatches to train on; 0: the whole epoch", 40, "N")
     option("--window", window, "minibatches sampled ahead, 0 to 22", 16, "N")
@@ -103,7 +104,10 @@ def _add_table(parser: argparse.ArgumentParser, option: Option) -> None:
 
 QUESTIONS = {
     "bandwidth": ("how fast rows are read and gathered, by engine", _BANDWIDTH),
-    "epoch": ("where an epoch's time goes, with gids and with stock DGL on memory-mapped features", _EPOCH),
+    "epoch": (
+        "where an epoch's time goes, with gids and with a stock loader on memory-mapped features",
+        _EPOCH,
+    ),
     "hit-ratio": (
         "the share of pages that a cache finds, by policy, window and size, compared with Belady's MIN",
         _HIT_RATIO,

@@ -1,4 +1,4 @@
-"""`gids quickstart`: compares training with gids and with stock DGL on a synthetic graph, in two minutes.
+"""`gids quickstart`: compares training with gids and without it on a synthetic graph, in two minutes.
 
 It runs three commands: `gids generate`, `gids convert` and `gids bench epoch`.
 """
@@ -14,30 +14,56 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import READS, adder, natural, numbers, positive, seconds, window
+from gids.cli.arguments import (
+    READS,
+    add_framework,
+    adder,
+    natural,
+    numbers,
+    positive,
+    seconds,
+    window,
+)
 
-EXAMPLE = """\
+EXAMPLES = {
+    "dgl": """\
 import gids.dgl, dgl  # gids before dgl
 source = gids.open({path!r})  # memory="16GB", window=16, ...
 graph = gids.dgl.graph(source)
 sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
 loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, gids=source, batch_size={batch_size})
 for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
-"""
+""",
+    "pyg": """\
+import gids.pyg
+data = gids.open({path!r})  # memory="16GB", window=16, ...
+loader = gids.pyg.NeighborLoader(data, {fanouts}, "train", batch_size={batch_size}, shuffle=True)
+for batch in loader: ...  # batch.x, batch.edge_index, batch.y[: batch.batch_size]
+""",
+    "torch": """\
+import gids
+source = gids.open({path!r})  # memory="16GB", window=16, ...
+loader = gids.NodeLoader(source, "train", {fanouts}, batch_size={batch_size}, shuffle=True)
+for minibatch in loader: ...  # minibatch.blocks, minibatch.features["feat"], minibatch.labels
+""",
+}
+"""The first epoch with each framework."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "quickstart",
-        help="compare training with gids and with stock DGL on a synthetic graph",
-        description="Make a synthetic graph, and train an epoch of GraphSAGE with gids, and with stock "
-        "DGL on a memory-mapped array. Each runs in a new process with a cold page cache. Print the time by "
-        "stage.",
+        help="compare training with gids and without it on a synthetic graph",
+        description="Make a synthetic graph, and train an epoch of GraphSAGE with gids, and with the "
+        "framework's own loader on a memory-mapped array. Each runs in a new process with a cold page cache. "
+        "Print the time by stage.",
     )
     option = adder(parser)
+    add_framework(parser)
     option("--nodes", positive, "number of nodes", 300_000, "N")
     option("--dim", positive, "float32 features per node", 1024, "D")
     option("--batch-size", positive, "seeds per minibatch", 64, "N")
@@ -56,12 +82,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
+    from gids.bench.sides import installed_framework
     from gids.cli import main
 
+    framework = args.framework or installed_framework()
+    import_module(f"gids.bench.{framework}_side")  # raises at once if the framework is not installed
     with _directory(args.dir or _default_parent(), keep=args.keep) as directory:
         graph, dataset, results = directory / "graph", directory / "graph.gids", directory / "results.json"
         training = {
+            "--with": framework,
             "--batches": args.batches,
             "--batch-size": args.batch_size,
             "--fanouts": ",".join(map(str, args.fanouts)),
@@ -85,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
             print(results.read_text(), end="")
         else:
             print("\nWith your own data: gids convert SOURCE mine.gids, and then\n")
-            code = EXAMPLE.format(path="mine.gids", fanouts=args.fanouts, batch_size=args.batch_size)
+            fanouts = args.fanouts[::-1] if framework == "pyg" else args.fanouts  # PyG begins with the seeds
+            code = EXAMPLES[framework].format(path="mine.gids", fanouts=fanouts, batch_size=args.batch_size)
             print(textwrap.indent(code, "    "))
     return 0
 

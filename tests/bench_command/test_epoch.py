@@ -2,37 +2,100 @@
 
 from __future__ import annotations
 
+import importlib.util
 from types import SimpleNamespace
 from typing import cast, get_args
 
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("gids.dgl", exc_type=ImportError)
-
 from epoch_results import make_up, train_here
 
+import gids
 from gids.bench.epoch import check_task
-from gids.bench.features import KeptRows
+from gids.bench.features import KeptRows, map_array
 from gids.bench.isolation import FreshProcessError
+from gids.bench.sides import FRAMEWORKS, OURS, PLAIN, EpochConfig, installed_framework
 from gids.cli import arguments
 from gids.loader.options import Reads
 from gids.store import FeatureStore, Table
 from gids.write import DatasetWriter
 
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
+STOCK = {
+    "dgl": "DGL's DataLoader over a memory-mapped tensor in g.ndata",
+    "pyg": "PyG's N",
+    "torch": "x[input_nodes] of a memory-mapped tensor",
+}
 
 
-def test_all_sides_train_and_are_compared(dataset, bench, monkeypatch):
+def skip_without(framework):
+    if importlib.util.find_spec(FRAMEWORKS[framework]) is None:
+        pytest.skip(f"{framework} is not installed")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_all_sides_train_and_are_compared(dataset, bench, monkeypatch, framework):
+    skip_without(framework)
     train_here(monkeypatch)
-    said, report = bench("epoch", dataset, *SMALL)
+    said, report = bench("epoch", dataset, *SMALL, "--with", framework)
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock, MADV_RANDOM", "stock"]
     assert [f["metrics"]["batches"] for f in report["figures"]] == [3, 3, 3]
     rows = [f["metrics"]["rows"] for f in report["figures"]]
     assert min(rows) > 0.9 * max(rows)  # DGL's threads draw different neighbors of the same seeds
     assert "x as many rows per second as stock" in said
     assert "memory was NOT limited (this process is not limited" in said
+    assert report["subject"]["with"] == framework
+    assert f"note: stock is {STOCK[framework]}" in said
+
+
+@pytest.fixture
+def pyg_side():
+    return pytest.importorskip("gids.bench.pyg_side", exc_type=ImportError)
+
+
+def test_the_sampler_of_gids_draws_the_same_minibatches_for_pyg(dataset, pyg_side):
+    side = pyg_side.PygSide(EpochConfig(OURS, str(dataset), ("_N.feat",), (3, 2), 8, 0, 3))
+    native = pyg_side.NativeSampler(side.store, [2, 3], 8, 0, 0)
+    data = pyg_side.Data(num_nodes=3000, edge_index=torch.empty(2, 0, dtype=torch.int64))
+    stock = pyg_side.NodeLoader(data, native, input_nodes=side.train_ids, batch_size=8)
+    with gids.open(dataset, memory="96MB") as source:
+        for ours, theirs in zip(side.gids_loader(source), stock, strict=True):
+            assert torch.equal(ours.n_id, theirs.n_id)
+            assert torch.equal(ours.edge_index, theirs.edge_index)
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without")
+def test_stock_is_the_neighbor_loader_of_pyg_if_that_can_sample(dataset, pyg_side, monkeypatch):
+    def in_edges(colptr, row, seed, counts, replace, directed):
+        assert counts == [2, 3]  # PyG begins with the seeds
+        edges = torch.cat([torch.arange(colptr[v], colptr[v + 1]) for v in seed])
+        nodes = torch.cat([seed, row[edges]])
+        targets = torch.arange(len(seed)).repeat_interleave(colptr[seed + 1] - colptr[seed])
+        return nodes, len(seed) + torch.arange(len(edges)), targets, edges
+
+    monkeypatch.setattr("torch_geometric.typing.WITH_PYG_LIB", False)
+    monkeypatch.setattr("torch_geometric.typing.WITH_TORCH_SPARSE", True)
+    monkeypatch.setattr(torch.ops, "torch_sparse", SimpleNamespace(neighbor_sample=in_edges), raising=False)
+    monkeypatch.setattr(pyg_side, "SAMPLED_BY", "torch-sparse")
+    side = pyg_side.PygSide(EpochConfig(PLAIN, str(dataset), ("_N.feat",), (3, 2), 8, 0, 1))
+    features = map_array(side.tables[0], random_access=False)
+    [minibatch] = side.stock_loader([features])
+    graph = side.store.graph()
+    seeds = side.train_ids.tolist()
+    expected = [graph.indices[graph.indptr[v] : graph.indptr[v + 1]] for v in seeds]
+    sources, targets = minibatch.n_id[minibatch.edge_index]
+    assert sources.tolist() == np.concatenate(expected).tolist()
+    assert targets.tolist() == [v for v, ids in zip(seeds, expected, strict=True) for _ in ids]
+    assert torch.equal(minibatch.x, features[minibatch.n_id])
+    assert torch.equal(side.labels(minibatch), side.store.labels["_N"][side.train_ids].long())
+
+
+def test_the_first_framework_that_is_installed_is_compared(monkeypatch):
+    assert tuple(FRAMEWORKS) == arguments.FRAMEWORKS
+    for missing, first in ((), "dgl"), (["dgl"], "pyg"), (["dgl", "torch_geometric"], "torch"):
+        monkeypatch.setattr("gids.bench.sides.find_spec", lambda name, m=missing: name not in m)
+        assert installed_framework() == first
 
 
 def test_a_heterogeneous_dataset_is_refused(tmp_path, bench):

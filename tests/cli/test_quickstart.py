@@ -2,22 +2,27 @@
 
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
 from epoch_results import make_up, train_here
 
 from gids.bench.isolation import FreshProcessError
+from gids.bench.sides import FRAMEWORKS
 from gids.cli import main
-from gids.cli.quickstart import EXAMPLE
+from gids.cli.quickstart import EXAMPLES
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
 
 
 @pytest.mark.slow
-def test_all_sides_train_and_the_six_printed_lines_load_the_dataset(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("gids.dgl", exc_type=ImportError)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_all_sides_train_and_the_printed_lines_load_the_dataset(tmp_path, monkeypatch, capsys, framework):
+    if find_spec(FRAMEWORKS[framework]) is None:
+        pytest.skip(f"{framework} is not installed")
     train_here(monkeypatch)
-    assert main(["quickstart", *TINY, "--json", "--keep", "--dir", str(tmp_path)]) == 0
+    options = ["--with", framework, "--json", "--keep", "--dir", str(tmp_path)]
+    assert main(["quickstart", *TINY, *options]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     metrics = {figure["setting"]["side"]: figure["metrics"] for figure in report["figures"]}
@@ -28,19 +33,28 @@ def test_all_sides_train_and_the_six_printed_lines_load_the_dataset(tmp_path, mo
     assert re.findall(r"^\$ gids (\w+)", err, re.M) == ["generate", "convert", "bench"]
     [directory] = tmp_path.iterdir()
     assert f"files kept in {directory}" in err
-    lines = EXAMPLE.format(path=str(directory / "graph.gids"), fanouts=[3, 3], batch_size=16)
-    assert len(lines.strip().splitlines()) == 6
+    lines = EXAMPLES[framework].format(path=str(directory / "graph.gids"), fanouts=[3, 3], batch_size=16)
+    assert len(lines.strip().splitlines()) <= 6
     names = {}
     exec(lines, names)
-    blocks = names["blocks"]
-    assert blocks[0].srcdata["feat"].shape == (blocks[0].num_src_nodes(), 1024)
-    assert blocks[-1].dstdata["label"].shape == (blocks[-1].num_dst_nodes(),)
+    if framework == "dgl":
+        blocks = names["blocks"]
+        shapes = blocks[0].srcdata["feat"].shape, blocks[-1].dstdata["label"].shape
+        counts = blocks[0].num_src_nodes(), blocks[-1].num_dst_nodes()
+    elif framework == "pyg":
+        batch = names["batch"]
+        shapes = batch.x.shape, batch.y[: batch.batch_size].shape
+        counts = batch.num_nodes, len(batch.input_id)
+    else:
+        minibatch = names["minibatch"]
+        shapes = minibatch.features["feat"].shape, minibatch.labels.shape
+        counts = len(minibatch.input_nodes), minibatch.blocks[-1].num_dst
+    assert shapes == ((counts[0], 1024), (counts[1],))
 
 
 @pytest.fixture
 def quick(monkeypatch, capsys, tmp_path):
     """A function that runs `gids quickstart` with sides that do not train: (status, output, errors)."""
-    pytest.importorskip("gids.dgl", exc_type=ImportError)
 
     def run(*options, **outcomes):
         make_up(monkeypatch, **outcomes)
@@ -51,8 +65,18 @@ def quick(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_the_table_has_a_column_per_side_and_the_code_follows(quick):
-    status, out, _ = quick()
+@pytest.mark.parametrize(
+    ("framework", "code"),
+    [
+        ("dgl", r"    loader = gids\.dgl\.DataLoader\(.*gids=source"),
+        ("pyg", r"    loader = gids\.pyg\.NeighborLoader\(data, \[3, 4\], \"train\""),
+        ("torch", r"    loader = gids\.NodeLoader\(source, \"train\", \[4, 3\]"),
+    ],
+)
+def test_the_table_has_a_column_per_side_and_the_code_follows(quick, framework, code):
+    if find_spec(FRAMEWORKS[framework]) is None:
+        pytest.skip(f"{framework} is not installed")
+    status, out, _ = quick("--with", framework, "--fanouts", "4,3")
     assert status == 0
     for line in (
         r"^side +gids +stock, MADV_RANDOM +stock$",
@@ -61,7 +85,7 @@ def test_the_table_has_a_column_per_side_and_the_code_follows(quick):
         r"rows/s( +300){3}",
         r"hits %( +25\.0){3}",
         r"^gids loads 1\.0 x as many rows per second as stock, MADV_RANDOM",
-        r"    loader = gids\.dgl\.DataLoader\(.*gids=source",
+        code,
     ):
         assert re.search(line, out, re.M), line
 
