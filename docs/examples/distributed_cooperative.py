@@ -98,6 +98,8 @@ def train(source, layers, *, epochs, batch_size, table=None, report=lambda epoch
             (loss * world_size).backward()  # DDP divides by the number of processes
             optimizer.step()
             losses.append(loss.detach())
+            if dist.get_rank() == 0 and len(losses) % 20 == 1:
+                print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
         total = torch.stack(losses).mean()
         dist.all_reduce(total)
         right_and_total = torch.zeros(2)
@@ -119,6 +121,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=512, help="seeds of all processes together")
     parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
     args = parser.parse_args()
+    print(f"training on {args.dataset}", flush=True)
 
     def report(epoch, loss, accuracy):
         if dist.get_rank() == 0:

@@ -74,6 +74,7 @@ parser.add_argument("--memory", default="500MB", help="memory of the loaders of 
 parser.add_argument("--checkpoint", help="file to go on with, if it exists, and to write")
 parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 dist.init_process_group("gloo")
 
@@ -103,6 +104,8 @@ while train_loader.epoch < args.epochs:
         loss.backward()  # averages the gradients over the processes
         optimizer.step()
         losses.append(loss.item())
+        if dist.get_rank() == 0 and len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)}", flush=True)
         if args.checkpoint and len(losses) % args.every == 0:
             save(args.checkpoint, **saved)
     val_accuracy = accuracy(model, val_loader)

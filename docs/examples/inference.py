@@ -42,6 +42,7 @@ parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--output", help="new dataset for the scores of all nodes (default: DATASET.scores)")
 parser.add_argument("--memory", default="1GB", help="memory for loading, such as 16GB")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
@@ -69,6 +70,8 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(loader)}", flush=True)
 
     layers.eval()  # some nodes: their scores are returned
     scores = layerwise(layers, source, nodes=splits["val"], **options).values
@@ -77,6 +80,7 @@ for epoch in range(args.epochs):
 
 # All nodes: their scores become a new dataset, to be opened beside the first one.
 output = args.output or f"{args.dataset}.scores"
+print(f"scores of all nodes to {output}", flush=True)
 layerwise(layers, source, output=output, key="scores", **options)
 both = gids.open([args.dataset, output], memory=args.memory)  # its loaders return features and scores
 scores = both.stores[1].table("scores").read_rows(splits["test"])
