@@ -81,13 +81,12 @@ class GraphSAGE(nn.Module):
 def train(source, layers, *, epochs, batch_size, table=None, report=lambda epoch, loss, accuracy: None):
     """The trained model. batch_size: seeds of all processes together. table: its name."""
     world_size = dist.get_world_size()
-    table = source.store.table(table)
+    table = source.table(table)
     options = {"tables": [table], "batch_size": batch_size // world_size, "cooperative": True}
-    train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
-    val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
+    train_loader = gids.NodeLoader(source, "train", [10, 10], shuffle=True, **options)
+    val_loader = gids.NodeLoader(source, "val", [10, 10], **options)
     torch.manual_seed(0)
-    classes = int(source.store.labels["_N"].max()) + 1
-    model = DistributedDataParallel(GraphSAGE(LAYERS[layers], table, 128, classes))
+    model = DistributedDataParallel(GraphSAGE(LAYERS[layers], table, 128, source.num_classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     for epoch in range(epochs):
         losses = []

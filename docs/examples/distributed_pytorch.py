@@ -79,15 +79,13 @@ print(f"training on {args.dataset}", flush=True)
 dist.init_process_group("gloo")
 
 source = gids.distributed.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
+table = source.table(args.table)
 options = {"tables": [table], "batch_size": args.batch_size}
-train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
-val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
+train_loader = gids.NodeLoader(source, "train", [10, 10], shuffle=True, **options)
+val_loader = gids.NodeLoader(source, "val", [10, 10], **options)
 
 torch.manual_seed(0)
-classes = int(store.labels["_N"].max()) + 1
-model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, classes))
+model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, source.num_classes))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 saved = {"model": model, "optimizer": optimizer, "loader": train_loader}
 if args.checkpoint and os.path.exists(args.checkpoint):

@@ -70,9 +70,8 @@ args = parser.parse_args()
 print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
-graph = store.graph()
+table = source.table(args.table)
+graph = source.store.graph()
 destinations = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
 edges = torch.from_numpy(np.stack([graph.indices, destinations]))
 edges = edges[:, torch.randperm(graph.num_edges)]

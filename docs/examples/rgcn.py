@@ -75,21 +75,17 @@ args = parser.parse_args()
 print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-splits = store.splits[args.type]
 tables = [
-    table for table in store.tables.values() if table.kind == "node" and args.table in (None, table.key)
+    table for table in source.tables.values() if table.kind == "node" and args.table in (None, table.key)
 ]
 key = "x" if tables[0].key == "feat" else tables[0].key  # as gids.pyg calls it
 options = {"tables": tables, "batch_size": args.batch_size, "device": args.device}
-train_loader = gids.pyg.NeighborLoader(
-    source, [10, 10], (args.type, splits["train"]), shuffle=True, **options
-)
-val_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, splits["val"]), **options)
+train_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, "train"), shuffle=True, **options)
+val_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, "val"), **options)
 
 in_dims = {table.type: table.shape[0] for table in tables}
-classes = int(store.labels[args.type].max()) + 1
-model = RGCN(in_dims, 128, classes, store.relations).to(args.device)
+classes = int(source.labels[args.type].max()) + 1
+model = RGCN(in_dims, 128, classes, source.edge_types).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):

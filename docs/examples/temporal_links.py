@@ -137,7 +137,7 @@ def loader_of(part, **options):
 
 train_loader = loader_of(slice(None, train_count), shuffle=True)
 val_loader = loader_of(slice(train_count, None))
-model = Model(source.store.table("item.feat").shape[0], 32)
+model = Model(source.table("item.feat").shape[0], 32)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
 
 for epoch in range(args.epochs):

@@ -61,14 +61,12 @@ args = parser.parse_args()
 print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
+table = source.table(args.table)
 options = {"tables": [table], "batch_size": args.batch_size, "device": args.device}
-train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
-val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
+train_loader = gids.NodeLoader(source, "train", [10, 10], shuffle=True, **options)
+val_loader = gids.NodeLoader(source, "val", [10, 10], **options)
 
-classes = int(store.labels["_N"].max()) + 1
-model = GraphSAGE(table.shape[0], 128, classes).to(args.device)
+model = GraphSAGE(table.shape[0], 128, source.num_classes).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
