@@ -95,7 +95,8 @@ def plot_bars(path: Path, title: str, bars: Mapping[str, Mapping[str, float]], a
             panel.barh(list(bars), widths, left=ends, label=part, color=colour, height=0.6)
             ends = [end + width for end, width in zip(ends, widths, strict=True)]
         for position, end in enumerate(ends):
-            panel.text(end, position, f" {end:,.3g} {axis}", va="center", fontsize=8)
+            total = f"{end:,.0f}" if end >= 100 else f"{end:.3g}"
+            panel.text(end, position, f" {total} {axis}", va="center", fontsize=8)
         panel.invert_yaxis()
         panel.margins(x=0.15)
         panel.set(xlabel=axis)
