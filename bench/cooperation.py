@@ -28,8 +28,8 @@ import numpy.typing as npt
 import torch
 from graphs import GRAPHS, OWNERS, Ids, Owners, OwnersOf, make_graph, seed_order
 from harness import Figures, Script
-from plot import Curve, plot_curves
 
+from gids.bench.plot import Curve, plot_curves
 from gids.sampler import Block, Labor, Neighbor, Sampler, Topology
 
 ROWS_PER_PAGE = 8  # rows of 512 bytes in pages of 4 KiB

@@ -35,9 +35,9 @@ import torch
 from graphs import GRAPHS, input_nodes, make_graph, seed_order
 from harness import Figures, Script
 from learning import Task, hard
-from plot import Curve, plot_curves
 
 from gids import _core
+from gids.bench.plot import Curve, plot_curves
 from gids.cli import arguments
 from gids.sampler import Labor, LocalityBias, Neighbor, RandomWalk, Sampler, Topology
 from gids.store import Graph
@@ -196,7 +196,7 @@ def learn(
     points: dict[str, list[dict[str, float]]] = {}
     titles = {"loss": "loss", "accuracy": "accuracy on validation nodes (%)"}
     if sampled:
-        titles["accuracy, sampled"] = "the same, sampled neighborhoods (%)"
+        titles["accuracy, sampled"] = "accuracy, sampled (%)"
     for one in trainings:
         if one.name not in points:
             curve = task.curve(one.sampler, args, parts=one.parts, sampled=sampled)

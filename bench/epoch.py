@@ -40,11 +40,11 @@ from harness import (
     read_ahead,
     read_ahead_bytes,
 )
-from plot import plot_bars
 
 from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import comparable
 from gids.bench.isolation import why_no_limit
+from gids.bench.plot import plot_bars
 from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader.stats import describe_choices

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from harness import Figures
 
+import gids
+import gids.io
+from gids import NodeLoader
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device, Stream
 from gids.io import open_engine
@@ -86,6 +89,17 @@ def open_cache(device: Device, table: Table, **options: Any) -> Iterator[DeviceF
             cache = DeviceFeatureCache(device, engine, [table], kvikio=kvikio, **options)
         with contextlib.closing(cache):
             yield cache
+
+
+def open_loader(
+    store: FeatureStore, seeds: torch.Tensor, sizes: SimpleNamespace, *, device: str = "cuda", **options: Any
+) -> NodeLoader:
+    """A loader with a cold page cache. sizes: has its fanouts and batch_size. options: of gids.open()."""
+    gids.io.drop_page_cache(store.path)
+    source = gids.open(store.path, reads="random", **options)
+    return NodeLoader(
+        source, seeds, sizes.fanouts, tables=[TABLE], batch_size=sizes.batch_size, seed=0, device=device
+    )
 
 
 def assert_same_rows(found: torch.Tensor, words: torch.Tensor) -> None:

@@ -23,15 +23,13 @@ from statistics import median
 
 import numpy as np
 import torch
-from gpu_harness import TABLE, Bench, assert_same_rows, host_seconds
+from gpu_harness import TABLE, Bench, assert_same_rows, host_seconds, open_loader
 from graphs import make_dataset
 from harness import alternate
 
 import gids
-import gids.io
 from gids.convert.synthetic import GraphSpec
 from gids.heat import reverse_pagerank, write_heat
-from gids.loader import NodeLoader
 from gids.sampler import Neighbor, Topology
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
@@ -84,18 +82,17 @@ class Loading:
 
     def run(self, *, cache_rows: int, warm: int, host_rows: int = 0, window: int = 8, **tuning: str) -> Run:
         sizes, page_bytes = self._sizes, self.table.page_bytes
-        gids.io.drop_page_cache(self.store.path)
         line_bytes = page_bytes + _LINE_METADATA_BYTES
-        source = gids.open(
-            self.store.path,
+        made = open_loader(
+            self.store,
+            self._seeds,
+            sizes,
             window=window,
-            reads="random",
             memory=sizes.staging_bytes + host_rows * line_bytes if host_rows else None,
             device_memory=(cache_rows + _OUTPUTS * 4 * self.rows) * line_bytes + (1 << 30),
             tuning=gids.Tuning(cache=cache_rows * page_bytes, staging=sizes.staging_bytes, **tuning),
         )
-        options = {"tables": [TABLE], "batch_size": sizes.batch_size, "seed": 0, "device": "cuda"}
-        with closing(NodeLoader(source, self._seeds, sizes.fanouts, **options)) as loader:
+        with closing(made) as loader:
             minibatches = islice(loader, warm + sizes.minibatches)
             for _ in islice(minibatches, warm):
                 pass

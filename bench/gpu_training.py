@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_harness import TABLE, Bench, assert_same_minibatch, assert_same_rows
+from gpu_harness import TABLE, Bench, assert_same_minibatch, assert_same_rows, open_loader
 from graphs import make_dataset
 from harness import alternate
 from sage import Training
@@ -196,20 +196,19 @@ class Comparison:
         return compared
 
     def _loader(self, device: str) -> NodeLoader:
-        gids.io.drop_page_cache(self._store.path)
         sizes = self._sizes
         rows_bytes = sizes.batch_size * 4 * sizes.dim * int(np.prod(np.add(sizes.fanouts, 1)))
         memory = self._cache_bytes + 8 * rows_bytes + (1 << 30)
-        source = gids.open(
-            self._store.path,
+        return open_loader(
+            self._store,
+            self._train,
+            sizes,
+            device=device,
             window=sizes.window,
-            reads="random",
             memory=memory if device == "cpu" else None,
             device_memory=memory,
             tuning=gids.Tuning(cache=self._cache_bytes, staging=sizes.staging_bytes),
         )
-        options = {"tables": [TABLE], "batch_size": sizes.batch_size, "seed": 0, "device": device}
-        return NodeLoader(source, self._train, sizes.fanouts, **options)
 
     def _moved(self, minibatch: Minibatch, rows: torch.Tensor) -> tuple[Minibatch, torch.Tensor]:
         for block in minibatch.blocks:

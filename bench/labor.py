@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from harness import Figures, Script
 from learning import Task, hard
-from plot import Curve, plot_curves
 
+from gids.bench.plot import Curve, plot_curves
 from gids.sampler import Labor, Ladies, Neighbor, RandomWalk, Sampler
 
 Make = Callable[[], Sampler]

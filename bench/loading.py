@@ -53,10 +53,10 @@ from harness import (
     read_ahead_bytes,
     run_side,
 )
-from plot import plot_curves
 
 import gids
 from gids.bench.features import map_array
+from gids.bench.plot import plot_curves
 from gids.bench.sampling import SAMPLERS, make_sampler
 from gids.convert.synthetic import GraphSpec
 from gids.heat import reverse_pagerank, write_heat

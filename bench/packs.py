@@ -29,11 +29,11 @@ from typing import Any
 
 from graphs import make_dataset
 from harness import Figures, Script, disk_rates, least_seconds, run_limited
-from plot import Curve, plot_curves
 
 import gids.io
 from gids.bench.features import why_no_array
 from gids.bench.isolation import FreshProcessError, why_no_limit
+from gids.bench.plot import Curve, plot_curves
 from gids.cli.arguments import words
 from gids.convert.synthetic import GraphSpec
 from gids.loader.stats import describe_choices

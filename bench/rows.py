@@ -53,12 +53,12 @@ import numpy as np
 import torch
 from graphs import make_dataset
 from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, read_ahead, run_limited
-from plot import Curve, check_plotting, plot_curves
 
 import gids.io
 from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import comparable
 from gids.bench.isolation import why_no_limit
+from gids.bench.plot import Curve, check_plotting, plot_curves
 from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
 from gids.convert.synthetic import GraphSpec
 from gids.store import FeatureStore

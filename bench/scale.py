@@ -25,9 +25,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from curves import Curves, Point, Setting, measure
-from plot import Curve, check_plotting, plot_curves
 
 from gids.bench.bandwidth import random_reads
+from gids.bench.plot import Curve, check_plotting, plot_curves
 from gids.bench.report import aligned, check_writable, seconds
 from gids.bench.sampling import SAMPLERS, parse_cache_size
 from gids.cli import arguments

@@ -20,8 +20,8 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 `python tools/api_page.py` writes this page from the code: names and methods with the first words of their
-docstrings. `…` stands for more than two options; `help(name)` shows all. Most scripts need only the ten names in
-bold. What is not here is private.
+docstrings. `…` stands for more than two options; `help(name)` shows all. Most scripts need only the ten names
+in bold. What is not here is private.
 """
 MOST_USED = (
     "gids.open",

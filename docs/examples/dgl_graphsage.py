@@ -45,18 +45,17 @@ parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
+table = source.table(args.table)
 graph = gids.dgl.graph(source)
 sampler = NeighborSampler([10, 10], prefetch_node_feats=[table.key], prefetch_labels=["label"])
 options = {"gids": source, "batch_size": args.batch_size}
 train_loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, shuffle=True, **options)
 val_loader = gids.dgl.DataLoader(graph, source.split("val"), sampler, **options)
 
-classes = int(store.labels["_N"].max()) + 1
-model = GraphSAGE(table.shape[0], 128, classes)
+model = GraphSAGE(table.shape[0], 128, source.num_classes)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
@@ -68,5 +67,7 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
     mean_loss = sum(losses) / len(losses)
     print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

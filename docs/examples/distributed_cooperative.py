@@ -81,13 +81,12 @@ class GraphSAGE(nn.Module):
 def train(source, layers, *, epochs, batch_size, table=None, report=lambda epoch, loss, accuracy: None):
     """The trained model. batch_size: seeds of all processes together. table: its name."""
     world_size = dist.get_world_size()
-    table = source.store.table(table)
+    table = source.table(table)
     options = {"tables": [table], "batch_size": batch_size // world_size, "cooperative": True}
-    train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
-    val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
+    train_loader = gids.NodeLoader(source, "train", [10, 10], shuffle=True, **options)
+    val_loader = gids.NodeLoader(source, "val", [10, 10], **options)
     torch.manual_seed(0)
-    classes = int(source.store.labels["_N"].max()) + 1
-    model = DistributedDataParallel(GraphSAGE(LAYERS[layers], table, 128, classes))
+    model = DistributedDataParallel(GraphSAGE(LAYERS[layers], table, 128, source.num_classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     for epoch in range(epochs):
         losses = []
@@ -98,6 +97,8 @@ def train(source, layers, *, epochs, batch_size, table=None, report=lambda epoch
             (loss * world_size).backward()  # DDP divides by the number of processes
             optimizer.step()
             losses.append(loss.detach())
+            if dist.get_rank() == 0 and len(losses) % 20 == 1:
+                print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
         total = torch.stack(losses).mean()
         dist.all_reduce(total)
         right_and_total = torch.zeros(2)
@@ -119,6 +120,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=512, help="seeds of all processes together")
     parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
     args = parser.parse_args()
+    print(f"training on {args.dataset}", flush=True)
 
     def report(epoch, loss, accuracy):
         if dist.get_rank() == 0:

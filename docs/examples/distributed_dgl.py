@@ -47,20 +47,19 @@ parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=512, help="seeds of each process")
 parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 dist.init_process_group("gloo")
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
+table = source.table(args.table)
 graph = gids.dgl.graph(source)
 sampler = NeighborSampler([10, 10], prefetch_node_feats=[table.key], prefetch_labels=["label"])
 options = {"gids": source, "batch_size": args.batch_size, "use_ddp": True}  # the processes share the seeds
 train_loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, shuffle=True, **options)
 val_loader = gids.dgl.DataLoader(graph, source.split("val"), sampler, **options)
 
-classes = int(store.labels["_N"].max()) + 1
-model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, classes))
+model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, source.num_classes))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
@@ -72,6 +71,8 @@ for epoch in range(args.epochs):
         loss.backward()  # averages the gradients over the processes
         optimizer.step()
         losses.append(loss.item())
+        if dist.get_rank() == 0 and len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
     mean_loss, val_accuracy = sum(losses) / len(losses), accuracy(model, val_loader)
     if dist.get_rank() == 0:
         print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {val_accuracy:.1%}")

@@ -74,19 +74,18 @@ parser.add_argument("--memory", default="500MB", help="memory of the loaders of 
 parser.add_argument("--checkpoint", help="file to go on with, if it exists, and to write")
 parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 dist.init_process_group("gloo")
 
 source = gids.distributed.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
+table = source.table(args.table)
 options = {"tables": [table], "batch_size": args.batch_size}
-train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
-val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
+train_loader = gids.NodeLoader(source, "train", [10, 10], shuffle=True, **options)
+val_loader = gids.NodeLoader(source, "val", [10, 10], **options)
 
 torch.manual_seed(0)
-classes = int(store.labels["_N"].max()) + 1
-model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, classes))
+model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, source.num_classes))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 saved = {"model": model, "optimizer": optimizer, "loader": train_loader}
 if args.checkpoint and os.path.exists(args.checkpoint):
@@ -103,6 +102,8 @@ while train_loader.epoch < args.epochs:
         loss.backward()  # averages the gradients over the processes
         optimizer.step()
         losses.append(loss.item())
+        if dist.get_rank() == 0 and len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)}", flush=True)
         if args.checkpoint and len(losses) % args.every == 0:
             save(args.checkpoint, **saved)
     val_accuracy = accuracy(model, val_loader)

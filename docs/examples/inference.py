@@ -36,25 +36,23 @@ class SAGELayer(nn.Module):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
-parser.add_argument("--table", help="node features, such as feat (default: the first table of nodes)")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--output", help="new dataset for the scores of all nodes (default: DATASET.scores)")
 parser.add_argument("--memory", default="1GB", help="memory for loading, such as 16GB")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-first = next(table for table in store.tables.values() if table.kind == "node")
-table = store.table(args.table) if args.table else first
-labels, splits = store.labels["_N"], store.splits["_N"]
+table = source.table(args.table)
+labels, val, test = source.labels["_N"], source.split("val"), source.split("test")
 options = {"tables": [table]}
-loader = gids.NodeLoader(
-    source, splits["train"], [10, 10], batch_size=args.batch_size, shuffle=True, **options
-)
+loader = gids.NodeLoader(source, "train", [10, 10], batch_size=args.batch_size, shuffle=True, **options)
 
-in_dim, classes = table.shape[0], int(labels.max()) + 1
-layers = nn.ModuleList([SAGELayer(in_dim, 128, nn.ReLU()), SAGELayer(128, classes, nn.Identity())])
+layers = nn.ModuleList(
+    [SAGELayer(table.shape[0], 128, nn.ReLU()), SAGELayer(128, source.num_classes, nn.Identity())]
+)
 optimizer = torch.optim.Adam(layers.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
@@ -69,16 +67,19 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(loader)}", flush=True)
 
     layers.eval()  # some nodes: their scores are returned
-    scores = layerwise(layers, source, nodes=splits["val"], **options).values
-    accuracy = (scores.argmax(1) == labels[splits["val"]]).float().mean()
+    scores = layerwise(layers, source, nodes=val, **options).values
+    accuracy = (scores.argmax(1) == labels[val]).float().mean()
     print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, validation accuracy {accuracy:.1%}")
 
 # All nodes: their scores become a new dataset, to be opened beside the first one.
 output = args.output or f"{args.dataset}.scores"
+print(f"scores of all nodes to {output}", flush=True)
 layerwise(layers, source, output=output, key="scores", **options)
 both = gids.open([args.dataset, output], memory=args.memory)  # its loaders return features and scores
-scores = both.stores[1].table("scores").read_rows(splits["test"])
-accuracy = (scores.argmax(1) == labels[splits["test"]]).float().mean()
+scores = both.table("scores").read_rows(test)
+accuracy = (scores.argmax(1) == labels[test]).float().mean()
 print(f"test accuracy {accuracy:.1%}")

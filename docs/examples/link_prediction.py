@@ -67,11 +67,11 @@ parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 parser.add_argument("--device", default="cpu", help="cpu or cuda")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
-graph = store.graph()
+table = source.table(args.table)
+graph = source.store.graph()
 destinations = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
 edges = torch.from_numpy(np.stack([graph.indices, destinations]))
 edges = edges[:, torch.randperm(graph.num_edges)]
@@ -97,5 +97,7 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
     mean_loss = sum(losses) / len(losses)
     print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

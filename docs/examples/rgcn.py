@@ -72,23 +72,20 @@ parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 parser.add_argument("--device", default="cpu", help="cpu or cuda")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-splits = store.splits[args.type]
 tables = [
-    table for table in store.tables.values() if table.kind == "node" and args.table in (None, table.key)
+    table for table in source.tables.values() if table.kind == "node" and args.table in (None, table.key)
 ]
 key = "x" if tables[0].key == "feat" else tables[0].key  # as gids.pyg calls it
 options = {"tables": tables, "batch_size": args.batch_size, "device": args.device}
-train_loader = gids.pyg.NeighborLoader(
-    source, [10, 10], (args.type, splits["train"]), shuffle=True, **options
-)
-val_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, splits["val"]), **options)
+train_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, "train"), shuffle=True, **options)
+val_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, "val"), **options)
 
 in_dims = {table.type: table.shape[0] for table in tables}
-classes = int(store.labels[args.type].max()) + 1
-model = RGCN(in_dims, 128, classes, store.relations).to(args.device)
+classes = int(source.labels[args.type].max()) + 1
+model = RGCN(in_dims, 128, classes, source.edge_types).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
@@ -99,6 +96,8 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
     mean_loss = sum(losses) / len(losses)
     val_accuracy = accuracy(model, val_loader, args.type)
     print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {val_accuracy:.1%}")

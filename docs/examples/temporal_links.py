@@ -107,6 +107,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=256)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 if args.make:
     make_shop(args.dataset)
@@ -136,7 +137,7 @@ def loader_of(part, **options):
 
 train_loader = loader_of(slice(None, train_count), shuffle=True)
 val_loader = loader_of(slice(train_count, None))
-model = Model(source.store.table("item.feat").shape[0], 32)
+model = Model(source.table("item.feat").shape[0], 32)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
 
 for epoch in range(args.epochs):
@@ -148,6 +149,8 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
     mean_loss = sum(losses) / len(losses)
     print(f"{checked} edges, none of the future")
     print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

@@ -58,16 +58,15 @@ parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 parser.add_argument("--device", default="cpu", help="cpu or cuda")
 args = parser.parse_args()
+print(f"training on {args.dataset}", flush=True)
 
 source = gids.open(args.dataset, memory=args.memory)
-store = source.store
-table = store.table(args.table)
+table = source.table(args.table)
 options = {"tables": [table], "batch_size": args.batch_size, "device": args.device}
-train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
-val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
+train_loader = gids.NodeLoader(source, "train", [10, 10], shuffle=True, **options)
+val_loader = gids.NodeLoader(source, "val", [10, 10], **options)
 
-classes = int(store.labels["_N"].max()) + 1
-model = GraphSAGE(table.shape[0], 128, classes).to(args.device)
+model = GraphSAGE(table.shape[0], 128, source.num_classes).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
@@ -79,5 +78,7 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if len(losses) % 20 == 1:
+            print(f"epoch {epoch}: minibatch {len(losses)} of {len(train_loader)}", flush=True)
     mean_loss = sum(losses) / len(losses)
     print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

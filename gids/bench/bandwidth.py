@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from copy import copy
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 
 from gids import _core, cuda
 from gids.bench.isolation import cached_share, cpu_seconds
-from gids.bench.report import Column, Session, count, millions, ratio, seconds
+from gids.bench.plot import plot_bars
+from gids.bench.report import Column, Report, Session, count, millions, ratio, seconds
 from gids.bench.sampling import open_table
 from gids.errors import FormatError, StorageError
 from gids.io import drop_page_cache, open_engine
@@ -141,6 +143,16 @@ def aggregate(loader: FeatureLoader, table: Table, batches: Sequence[torch.Tenso
         "reads_per_s": stats["bytes_read"] / seconds / table.page_bytes,
         "cpu_s_per_page": cpu_s / max(1, stats["pages"]),
     }
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw the rates as PNG: two bars per engine. Raises OSError."""
+    bars = {
+        f"{setting['engine']} ({setting['state']}): {what}": {what: metrics[metric] / 1e6}
+        for setting, metrics in report.figures
+        for what, metric in (("read", "device_bytes_per_s"), ("returned rows", "effective_bytes_per_s"))
+    }
+    plot_bars(path, "Random rows without a cache", bars, "MB/s")
 
 
 class RawReads(NamedTuple):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 from gids.bench.features import why_no_array
 from gids.bench.isolation import why_no_limit
+from gids.bench.plot import plot_bars
 from gids.bench.report import Column, Report, Session, count, millions, percent, seconds
 from gids.bench.sampling import open_table
 from gids.bench.sides import (
@@ -88,6 +90,17 @@ def measure(session: Session) -> None:
         if other in results and comparable(results[other].batches, config.batches):
             times = results[OURS].rows_per_s / results[other].rows_per_s
             report.answers.append(f"gids loads {times:.1f} x as many rows per second as {other}")
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw the time of a minibatch as PNG: a bar per side. Raises OSError."""
+    bars = {
+        str(setting["side"]): {
+            stage: 1e3 * metrics[f"{stage}_s"] / metrics["batches"] for stage in ("training", "loading")
+        }
+        for setting, metrics in report.figures
+    }
+    plot_bars(path, "Time of a minibatch", bars, "ms")
 
 
 def check_task(store: FeatureStore, table: Table) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Any
 
+from gids.bench.plot import plot_curves
 from gids.bench.report import Column, Report, Session, count, percent, ratio
 from gids.bench.sampling import check_known, endless, make_sampler, open_table, parse_cache_size
 from gids.bench.trace import ORDERS, Optimum, positions_in, replay, sampled_pages
@@ -123,24 +123,23 @@ def measure(session: Session) -> None:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Draw hits by window as PNG: a panel per cache, a curve per policy. Raises ImportError, OSError."""
-    from matplotlib.figure import Figure as Canvas
-
-    windows = sorted({int(w) for f in report.figures if (w := f.setting["window"]) is not None})
-    caches = list(dict.fromkeys(f.setting["cache"] for f in report.figures))
-    canvas = Canvas(figsize=(4.2 * len(caches), 3.6), layout="constrained")
-    panels = canvas.subplots(1, len(caches), sharey=True, squeeze=False)[0]
-    for cache, panel in zip(caches, panels, strict=True):
-        for policy in dict.fromkeys(f.setting["policy"] for f in report.figures):
-            curve: dict[Any, float] = {}
-            for setting, metrics in report.figures:
-                if (setting["cache"], setting["policy"]) == (cache, policy):
-                    over = windows or [0] if setting["window"] is None else [setting["window"]]
-                    curve |= dict.fromkeys(over, 100 * metrics["hit_ratio"])
-            panel.plot(list(curve), list(curve.values()), marker="o", label=policy)
-        panel.set(title=f"cache {cache}", xlabel="window (minibatches)", ylabel="pages hit (%)")
-    panels[-1].legend(fontsize=8)
-    canvas.savefig(path, dpi=130, format="png")
+    """Draw hits by window as PNG: a panel per cache, a curve per policy. Raises OSError."""
+    windows = sorted({int(w) for f in report.figures if (w := f.setting["window"]) is not None}) or [0]
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for setting, metrics in report.figures:
+        curves = panels.setdefault(f"cache {setting['cache']}", {})
+        window = setting["window"]
+        for x in windows if window is None else [int(window)]:
+            curves.setdefault(str(setting["policy"]), {})[x] = 100 * metrics["hit_ratio"]
+    plot_curves(
+        path,
+        "Pages that a cache finds",
+        {
+            cache: [(policy, list(curve), list(curve.values())) for policy, curve in curves.items()]
+            for cache, curves in panels.items()
+        },
+        ("window (minibatches)", "pages hit (%)"),
+    )
 
 
 def _lines(

@@ -1,13 +1,12 @@
 """`gids bench QUESTION …`: measures a disk, a cache size and a window before training.
 
-Each question is a module of gids.bench, which run() imports. This module has the options. After Ctrl-C it
-reports what was measured so far.
+Each question is a module of gids.bench, which run() imports. This module has the options.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,6 @@ def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
     text = "order of rows to try, without changing the dataset: stored, original, degree, community, as in "
     text += "`gids convert --order`"
     option("--order", None, text, "stored", "ORDER")
-    option("--plot", Path, "draw hits by window to FILE, as PNG", metavar="FILE")
 
 
 def _add_table(parser: argparse.ArgumentParser, option: Option) -> None:
@@ -133,23 +131,24 @@ def add_parser(subparsers: Any) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         option = adder(sub)
-        sub.set_defaults(plot=None)
         _ADD[name](sub, option)
         option("--seed", natural, "random seed", 0, "N")
         text = "write the results, the machine and the command to FILE"
         option("--json", Path, text, metavar="FILE")
+        option("--plot", Path, "draw the results to FILE, as PNG", metavar="FILE")
         arguments.add_quiet(sub)
 
 
 def run(args: argparse.Namespace) -> int:
+    from gids.bench.plot import check_plotting
     from gids.bench.report import Report, Session, check_writable
     from gids.cli.progress import Progress
 
     for path in (args.json, args.plot):
         if path is not None:
             check_writable(path)
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("--plot needs matplotlib: pip install matplotlib")
+    if args.plot is not None:
+        check_plotting()
     question = importlib.import_module(f"gids.bench.{args.question.replace('-', '_')}")
     report = Report(args.question, command=["gids", *sys.argv[1:]], seed=args.seed)
     with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
     from gids.convert import Options, convert
     from gids.convert.readers import find_reader, open_source
 
+    begun = time.monotonic()
     path, *others = args.source
     reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     casts = _casts(args.dtype)
@@ -208,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
             on_bytes=progress.add,
         )
     if not args.quiet:
-        _report(args)
+        _report(args, time.monotonic() - begun)
     return 0
 
 
@@ -227,17 +229,22 @@ class _List(argparse.Action):
         parser.exit()
 
 
-def _report(args: argparse.Namespace) -> None:
+def _report(args: argparse.Namespace, taken_s: float) -> None:
+    """Print what was made, and what to type next."""
     from gids.store import FeatureStore
 
     store = FeatureStore(args.path, allow_dirs=args.stripe)
     size = sum(t.page_count * t.page_bytes for t in store.tables.values())
     said = f"{args.path}: {len(store.tables)} table{'s' * (len(store.tables) != 1)}, {format_bytes(size)}"
-    print("; ".join([said, *([] if args.page_bytes else _pages(store))]))
-    if args.stripe:
-        paths = [os.path.abspath(directory) for directory in args.stripe]
-        options = " ".join(f"--allow-dir {shlex.quote(path)}" for path in paths)
-        print(f"to open it: FeatureStore({str(args.path)!r}, allow_dirs={paths}), or gids ... {options}")
+    print("; ".join([f"{said}, in {taken_s:.1f} s", *([] if args.page_bytes else _pages(store))]))
+    directories = [os.path.abspath(directory) for directory in args.stripe]
+    words = shlex.join([str(args.path), *(w for d in directories for w in ("--allow-dir", d))])
+    print(f"next:\n    gids info {words}")
+    if store.tables:
+        is_task = len(store.relations) == 1 and store.labels and store.splits  # of `gids bench epoch`
+        print(f"    gids bench {'epoch' if is_task else 'bandwidth'} {words}")
+    allowed = f", allow_dirs={directories}" if directories else ""
+    print(f"and in Python:\n    import gids\n    source = gids.open({str(args.path)!r}{allowed})")
 
 
 def _pages(store: FeatureStore) -> list[str]:

@@ -103,10 +103,10 @@ def run(args: argparse.Namespace) -> int:
         options = [word for pair in training.items() if pair[1] is not None for word in pair]
         for command in (
             ["generate", graph, "--nodes", args.nodes, "--dim", args.dim, "--seed", args.seed],
-            ["convert", graph, dataset],
+            ["convert", graph, dataset, "--quiet"],
             ["bench", "epoch", dataset, *options, "--seed", args.seed],
         ):
-            words = [*map(str, command), *(["--quiet"] if args.json else [])]
+            words = [*map(str, command), *(["--quiet"] if args.json and command[-1] != "--quiet" else [])]
             print(f"$ gids {shlex.join(words)}", file=sys.stderr, flush=True)
             if status := main(words):  # which prints its errors
                 return status

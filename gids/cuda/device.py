@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
@@ -41,6 +42,18 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Whether the work before the event is done."""
+
+
+class Consumed(deque[Event]):
+    """Events of training's stream: before each, it has used the rows of one more minibatch.
+
+    The host runs ahead of the device; unless it waits, more and more minibatches keep their memory.
+    """
+
+    def wait(self) -> None:
+        """Block until the rows of the minibatch before the last were used."""
+        while len(self) > 1:
+            self.popleft().synchronize()
 
 
 class Stream(Protocol):

@@ -7,8 +7,6 @@ filled again under such a copy.
 
 from __future__ import annotations
 
-from collections import deque
-
 import torch
 
 
@@ -27,21 +25,3 @@ def check_pinning(pin_memory: bool, device: str | torch.device) -> None:
 def pinned_bytes(nbytes: int) -> int:
     """Memory that torch's host allocator takes for so many bytes: a power of two."""
     return 1 << max(12, (nbytes - 1).bit_length())
-
-
-class Consumed:
-    """Training's work on torch's current stream, by minibatch.
-
-    Pinned memory is free when its copy is done. The host, which runs ahead of the GPU, would pin more and
-    more memory meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._events: deque[torch.cuda.Event] = deque()
-
-    def next(self) -> None:
-        """Called before each minibatch. Blocks until the work on the minibatch before the last is done."""
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._events.append(torch.cuda.current_stream().record_event(event))
-        while len(self._events) > 1:
-            self._events.popleft().synchronize()

@@ -135,7 +135,7 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
 
     def measure() -> Tensors:
         nonlocal disk_s
-        disk_s = _random_page_s(table, options)
+        disk_s = _random_page_s(table, options)  # not known_speed(): a disk may serve several ranks at once
         return []
 
     # If a rank cannot read, all of them hear of it.

@@ -5,7 +5,7 @@ Made by the Packer, once a superbatch is prepared; the caches are freed then.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +16,7 @@ from gids.cache.device.state import check_memory
 from gids.cache.feature_cache import read_error
 from gids.cache.output_dtype import Outputs, out_dtype_of, output_bytes, overflow_error
 from gids.cuda import on_host
-from gids.cuda.device import Event
+from gids.cuda.device import Consumed
 from gids.errors import MemoryBudgetError
 from gids.loader.rows import Features, Ids
 from gids.loader.superbatch import Packs, Superbatch
@@ -188,13 +188,12 @@ class DeviceAnnexRows(AnnexRows):
                 packs.tables, self._readers, self._memory, superbatch.uses, strict=True
             )
         ]
-        self._consumed: deque[Event] = deque()  # of torch's stream, when a minibatch was asked for
+        self._consumed = Consumed()  # of torch's stream, when a minibatch was asked for
 
     def gather(self, ids: Ids) -> Features:
         """As AnnexRows.gather(). Blocks until torch's stream used the minibatch before the last."""
         self._consumed.append(self._on.device.record_current())
-        while len(self._consumed) > 1:
-            self._consumed.popleft().synchronize()
+        self._consumed.wait()
         return super().gather(ids)
 
     def _rows(self, number: int, table: Table, count: int) -> torch.Tensor:

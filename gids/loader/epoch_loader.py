@@ -22,7 +22,8 @@ import torch
 
 from gids import cuda
 from gids.closing import Closing
-from gids.cuda.pinned import Consumed, check_pinning
+from gids.cuda.device import Consumed
+from gids.cuda.pinned import check_pinning
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.options import Size, whole_number
 from gids.loader.queue import Queue
@@ -538,7 +539,7 @@ class SampledEpoch(Iterator[Minibatch]):
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         self._begun: tuple[EpochStream[Minibatch], _Progress, EpochSeeds] | None = None
-        self._consumed = Consumed() if loader.pin_memory else None
+        self._consumed = Consumed()  # of torch's stream, if minibatches are pinned
         self._closed = False
 
     def _begin(self) -> tuple[EpochStream[Minibatch], _Progress, EpochSeeds]:
@@ -554,7 +555,8 @@ class SampledEpoch(Iterator[Minibatch]):
         return seeds.named(seeds.order)
 
     def __next__(self) -> Minibatch:
-        return self.hand_out(lambda minibatch: minibatch.pin_memory() if self._consumed else minibatch)
+        pin = self._loader.pin_memory
+        return self.hand_out(lambda minibatch: minibatch.pin_memory() if pin else minibatch)
 
     def hand_out(self, make: Callable[[Minibatch], R]) -> R:
         """What `make` makes of the next minibatch, which counts as handed out only then. An error of `make`
@@ -562,8 +564,10 @@ class SampledEpoch(Iterator[Minibatch]):
         if self._closed and self._begun is None:
             raise StopIteration
         stream, progress, _ = self._begun or self._begin()
-        if self._consumed is not None:
-            self._consumed.next()
+        if self._loader.pin_memory:
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._consumed.append(torch.cuda.current_stream().record_event(event))
+            self._consumed.wait()
         minibatch, features = next(stream)
         try:
             self._loader._stream.hand_over(minibatch)

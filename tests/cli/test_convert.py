@@ -127,9 +127,9 @@ def test_conversion_to_several_disks_prints_how_to_open_the_dataset(tmp_path, ca
     table = FeatureStore(target, allow_dirs=stripes).table("feat")
     assert [path.parents[2] for path in table.shard_paths] == stripes
     assert bool((table.read_rows(range(5000)) == 1).all())
-    how = capsys.readouterr().out.splitlines()[-1]
-    assert f"allow_dirs={[str(s) for s in stripes]}" in how
-    assert f"--allow-dir '{stripes[0]}' --allow-dir {stripes[1]}" in how
+    told = capsys.readouterr().out
+    assert f"gids.open({str(target)!r}, allow_dirs={[str(s) for s in stripes]})" in told
+    assert told.count(f"{target} --allow-dir '{stripes[0]}' --allow-dir {stripes[1]}\n") == 2
     assert f"(or gids ... --allow-dir {stripes[1]} --allow-dir '{stripes[0]}')" in refused("info", target)
     with pytest.raises(SystemExit):
         main(["convert", "--stripe", *map(str, stripes), str(tmp_path / "x.npy"), str(target)])
@@ -307,10 +307,19 @@ def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkey
     assert capfd.readouterr() == ("", "left out 'names' of x.npz: of type <U1, not numbers\n")
     gids("convert", tmp_path / "x.npz", tmp_path / "y.gids")
     out, err = capfd.readouterr()
-    assert out == (
-        f"{tmp_path}/y.gids: 1 table, 1.5 kB; _N.x in pages of 512 B: 18 rows of 28 B each, the size that is "
-        "cached best\n"
+    made, *following = out.splitlines()
+    assert re.sub(r"in \d+\.\d s", "in SECONDS", made) == (
+        f"{tmp_path}/y.gids: 1 table, 1.5 kB, in SECONDS; _N.x in pages of 512 B: 18 rows of 28 B each, the "
+        "size that is cached best"
     )
+    assert following == [
+        "next:",
+        f"    gids info {tmp_path}/y.gids",
+        f"    gids bench bandwidth {tmp_path}/y.gids",
+        "and in Python:",
+        "    import gids",
+        f"    source = gids.open('{tmp_path}/y.gids')",
+    ]
     assert err.splitlines() == [
         "convert: reading the source",
         "left out 'names' of x.npz: of type <U1, not numbers",

@@ -104,11 +104,11 @@ def test_convert_chooses_for_each_table_and_says_why(
     disk_reads_blocks_of(monkeypatch, 512)
     assert main(["convert", str(source), str(path)]) == 0
     assert page_bytes(path) == {"feat": 512, "text": 512, "long": 4096, "cites.paper.weight": 512}
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(f"{path}: 4 tables, ")
-    assert "paper.feat in pages of 512 B: one row of 512 B each, so a cache holds no unwanted rows" in last
-    assert "paper.text in pages of 512 B: one row of 400 B each, so a cache holds no unwanted rows" in last
-    assert "weight in pages of 512 B: 128 rows of 4 B each, the size that is cached best" in last
+    made = capsys.readouterr().out.splitlines()[0]
+    assert made.startswith(f"{path}: 4 tables, ")
+    assert "paper.feat in pages of 512 B: one row of 512 B each, so a cache holds no unwanted rows" in made
+    assert "paper.text in pages of 512 B: one row of 400 B each, so a cache holds no unwanted rows" in made
+    assert "weight in pages of 512 B: 128 rows of 4 B each, the size that is cached best" in made
     assert main(["info", str(path)]) == 0
     assert "    one row of 400 B each, so a cache holds no unwanted rows\n" in capsys.readouterr().out
     loaded = FeatureStore(path).table("paper.text").read_rows(torch.arange(40)).numpy()
@@ -124,7 +124,7 @@ def test_convert_keeps_long_pages_on_a_disk_that_needs_them(
     assert set(page_bytes(path).values()) == {4096}
     assert (
         "8 rows of 512 B each, because direct I/O on this disk reads 4096 B at a time"
-        in (capsys.readouterr().out.splitlines()[-1])
+        in (capsys.readouterr().out.splitlines()[0])
     )
 
 
@@ -134,10 +134,10 @@ def test_convert_with_a_page_size_or_an_order_does_not_choose(
     assert main(["convert", str(source), str(tmp_path / "a.gids"), "--page-bytes", "1024"]) == 0
     sizes = {"feat": 1024, "text": 1024, "long": 4096, "cites.paper.weight": 1024}
     assert page_bytes(tmp_path / "a.gids") == sizes
-    assert "pages of" not in capsys.readouterr().out.splitlines()[-1]
+    assert "pages of" not in capsys.readouterr().out.splitlines()[0]
     assert main(["convert", str(source), str(tmp_path / "b.gids"), "--order", "degree"]) == 0
     assert page_bytes(tmp_path / "b.gids")["feat"] == 4096
-    assert "in an order that puts rows together" in capsys.readouterr().out.splitlines()[-1]
+    assert "in an order that puts rows together" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_tables_of_one_dataset_may_have_different_pages(tmp_path: Path) -> None:

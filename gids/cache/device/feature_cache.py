@@ -37,7 +37,7 @@ from gids.cache.device.state import (
 )
 from gids.cache.feature_cache import FeatureCache, check_ids
 from gids.cache.output_dtype import overflow_error
-from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
+from gids.cuda.device import CACHE_PRIORITY, Consumed, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.profiling import stage
 from gids.store.dtypes import make_bools_proper
@@ -169,7 +169,7 @@ class DeviceFeatureCache:
         self._planned_mask = 0
         self._steps: dict[int, _Step] = {}  # live
         self._flights: deque[_Step] = deque()  # planned steps whose last gather is not enqueued
-        self._consumed: deque[Event] = deque()  # of the consumer's streams, when rows were returned to it
+        self._consumed = Consumed()  # of the consumer's streams, when rows were returned to it
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
 
@@ -208,7 +208,7 @@ class DeviceFeatureCache:
         Blocks until the consumer's stream has used the rows of the minibatch before the last.
         """
         with self._clock("wait_s"), stage("wait"):
-            self._wait_for_consumer()
+            self._consumed.wait()
         with self._clock("plan_s"):
             s = self._live(step)
             if step != self._planned:
@@ -315,7 +315,7 @@ class DeviceFeatureCache:
         """
         self._check_open()
         check_ids(ids, self._states, self._device.torch_device)
-        self._wait_for_consumer()
+        self._consumed.wait()
         self._consumed.append(self._device.record_current())
         tensors, outputs, left = self._on_device(ids), {}, {}
         with self._device.use(self.stream):
@@ -533,14 +533,6 @@ class DeviceFeatureCache:
             return
         for out in outputs.values():
             self._device.hand_over(out, self.stream, current)
-
-    def _wait_for_consumer(self) -> None:
-        """Before an output is taken: wait until the rows of the minibatch before the last were used.
-
-        Else a consumer that never synchronizes runs ahead of the device, which keeps an output per minibatch.
-        """
-        while len(self._consumed) > 1:
-            self._consumed.popleft().synchronize()
 
     def _output_bytes(self) -> int:
         return sum(out.nbytes for s in list(self._steps.values()) for out in s.outputs.values())
