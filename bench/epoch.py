@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from graphs import convert, make_dataset
+from graphs import make_dataset
 from harness import (
     DEFAULT_READ_AHEAD_BYTES,
     Figures,
@@ -46,7 +46,7 @@ from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import comparable
 from gids.bench.isolation import why_no_limit
 from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
-from gids.convert.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import GraphSpec
 from gids.loader.stats import describe_choices
 from gids.store import FeatureStore, Table
 
@@ -71,12 +71,7 @@ def open_store(args: argparse.Namespace, directory: Path) -> FeatureStore:
         train_count=args.batches * args.batch_size,
         seed=args.seed,
     )
-    if not args.hetero:
-        return make_dataset(directory, spec, keep_source=False)
-    write_graph(directory / "graph", spec, typed=True)
-    convert(directory / "graph")
-    shutil.rmtree(directory / "graph")
-    return FeatureStore(path)
+    return make_dataset(directory, spec, typed=args.hetero)
 
 
 def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, int | None]:

@@ -147,7 +147,7 @@ def write_graph(
         for name, ids in nodes.splits.items():
             np.save(folder / f"{name}_idx.npy", ids)
         _save(folder / "feat.npy", _reported(nodes.features, f"{ntype} features", progress), threads)
-    for relation, edges in _draw_edges(spec, typed):
+    for relation, edges in draw_edges(spec, typed):
         folder = _folder(root / "edges" / ".".join(relation) if typed else root)
         np.save(folder / "indptr.npy", edges.indptr)
         _save(folder / "indices.npy", _reported(edges.indices, f"{relation[1]} edges", progress), threads)
@@ -182,7 +182,7 @@ def write_dataset(
                 writer.write_labels(ntype, nodes.labels)
             for name, ids in nodes.splits.items():
                 writer.write_split(ntype, name, ids)
-        for relation, edges in _draw_edges(spec, typed):
+        for relation, edges in draw_edges(spec, typed):
             indices = _reported(edges.indices, f"{relation[1]} edges", progress)
             count = counts[relation[0]]
             writer.write_graph(relation, edges.indptr, indices, num_src=count, index_dtype="auto")
@@ -202,7 +202,8 @@ def _draw_nodes(spec: GraphSpec, typed: bool) -> Iterator[tuple[str, Nodes]]:
     yield "paper" if typed else NODE, Nodes(labels, splits, Features(spec, labels))
 
 
-def _draw_edges(spec: GraphSpec, typed: bool) -> Iterator[tuple[Relation, Edges]]:
+def draw_edges(spec: GraphSpec, typed: bool = False) -> Iterator[tuple[Relation, Edges]]:
+    """The relations of ``write_graph``, one after the other. Edges are drawn when they are read."""
     labels = _draw_labels(spec)
     if not typed:
         yield RELATION, _edges(spec, labels, _Sources(spec, labels, "popularity"))
