@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.convert.synthetic import GraphSpec
+    from gids.store.names import Relation
 
 
 def _whole(text: str) -> int:
@@ -60,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.convert.synthetic import GraphSpec, write_dataset
+    from gids.convert.synthetic import TWO_RELATIONS, GraphSpec, write_dataset
 
     ends = [min(args.nodes, round(share * args.nodes)) for share in accumulate(args.split)]
     train, val, test = (end - begin for begin, end in pairwise([0, *ends]))
@@ -78,12 +80,13 @@ def run(args: argparse.Namespace) -> int:
     )
     size_bytes = spec.directory_bytes + (spec.feature_bytes // 2 if args.hetero else 0)
     _check_new(args.path, size_bytes)
+    relations = TWO_RELATIONS if args.hetero else ()
     is_dataset = args.path.suffix == ".gids"
     with Progress("generate", quiet=args.quiet, unit="%") as progress:
         if is_dataset:
-            write_dataset(args.path, spec, typed=args.hetero, progress=progress.share)
+            write_dataset(args.path, spec, relations=relations, progress=progress.share)
         else:
-            _write_directory(args.path, spec, args.hetero, progress)
+            _write_directory(args.path, spec, relations, progress)
     if not args.quiet:
         written = sum(file.stat().st_size for file in args.path.rglob("*") if file.is_file())
         target = args.path.with_name(args.path.name + ".gids")
@@ -92,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_directory(path: Path, spec: GraphSpec, typed: bool, progress: Progress) -> None:
+def _write_directory(path: Path, spec: GraphSpec, relations: Sequence[Relation], progress: Progress) -> None:
     """Write to a temporary path, and rename it at the end."""
     from gids.convert.synthetic import write_graph
 
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        write_graph(partial, spec, typed=typed, progress=progress.share)
+        write_graph(partial, spec, relations=relations, progress=progress.share)
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

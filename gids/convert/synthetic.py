@@ -11,7 +11,7 @@ misleading, and a neighborhood shows the class. Popularity and class do not depe
 occur twice, and a node may be its own neighbor.
 
 The typed graph has authors, who write papers, and papers, which cite papers. Authors have a class, too, and
-each relation has half of the edges.
+each relation has the same number of edges.
 
 Every random number is keyed by (seed, purpose, block) or, of features, by the node, so a graph depends on its
 parameters only, and a row can be computed again (``Features.of``). Nothing but ids is held: 14 bytes per node
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +49,14 @@ POPULARITY_EXPONENT = 0.8  # of rank: the top 1 % of sources have a third of the
 POPULARITY_SHIFT = 8.0  # without it, the most popular node would have a few percent of all edges
 IN_DEGREE_TAIL = 2.0  # Pareto index of the in-degrees
 IN_DEGREE_CAP = 64.0  # largest in-degree, as a multiple of the mean
+
+TWO_RELATIONS: tuple[Relation, ...] = (("author", "writes", "paper"), ("paper", "cites", "paper"))
+FIVE_RELATIONS: tuple[Relation, ...] = (
+    *TWO_RELATIONS,
+    ("paper", "cited_by", "paper"),
+    ("paper", "written_by", "author"),
+    ("author", "knows", "author"),
+)
 
 Report = Callable[[str, float], None]
 
@@ -125,7 +133,7 @@ def write_graph(
     directory: str | os.PathLike[str],
     spec: GraphSpec,
     *,
-    typed: bool = False,
+    relations: Sequence[Relation] = (),
     threads: int = 0,
     progress: Report | None = None,
 ) -> Path:
@@ -135,20 +143,21 @@ def write_graph(
     labels.npy and {train,val,test}_idx.npy, all int64 but for indices, which are int32 where they fit.
     Blocks until the files are written; does not sync.
 
-    typed: spec.node_count papers with labels and splits, and half as many authors, in nodes/paper and
-    nodes/author; edges/paper.cites.paper and edges/author.writes.paper. threads: that draw (0: one per core).
-    progress(what, share done) is called repeatedly. Raises OSError, for example if the disk is full.
+    relations: TWO_RELATIONS or FIVE_RELATIONS: spec.node_count papers with labels and splits, and half as
+    many authors, in nodes/paper and nodes/author; edges/paper.cites.paper, …, with spec.node_count *
+    spec.degree edges in all. Empty: one node type. threads: that draw (0: one per core). progress(what, share
+    done) is called repeatedly. Raises OSError, for example if the disk is full.
     """
     root = Path(directory)
-    for ntype, nodes in _draw_nodes(spec, typed):
-        folder = _folder(root / "nodes" / ntype if typed else root)
+    for ntype, nodes in draw_nodes(spec, typed=bool(relations)):
+        folder = _folder(root / "nodes" / ntype if relations else root)
         if nodes.splits:
             np.save(folder / "labels.npy", nodes.labels.astype(np.int64))
         for name, ids in nodes.splits.items():
             np.save(folder / f"{name}_idx.npy", ids)
         _save(folder / "feat.npy", _reported(nodes.features, f"{ntype} features", progress), threads)
-    for relation, edges in draw_edges(spec, typed):
-        folder = _folder(root / "edges" / ".".join(relation) if typed else root)
+    for relation, edges in draw_edges(spec, relations):
+        folder = _folder(root / "edges" / ".".join(relation) if relations else root)
         np.save(folder / "indptr.npy", edges.indptr)
         _save(folder / "indices.npy", _reported(edges.indices, f"{relation[1]} edges", progress), threads)
     return root
@@ -158,7 +167,7 @@ def write_dataset(
     path: str | os.PathLike[str],
     spec: GraphSpec,
     *,
-    typed: bool = False,
+    relations: Sequence[Relation] = (),
     threads: int = 0,
     page_bytes: int | None = None,
     progress: Report | None = None,
@@ -174,7 +183,7 @@ def write_dataset(
         alignment = direct_alignment([Path(path).absolute().parent])
         page_bytes = best_page_bytes(spec.row_bytes, alignment=alignment)
     with DatasetWriter(path, page_bytes=page_bytes, workers=workers) as writer:
-        for ntype, nodes in _draw_nodes(spec, typed):
+        for ntype, nodes in draw_nodes(spec, typed=bool(relations)):
             counts[ntype] = len(nodes.labels)
             features = _reported(nodes.features, f"{ntype} features", progress)
             writer.write_table("node", ntype, "feat", features)
@@ -182,14 +191,15 @@ def write_dataset(
                 writer.write_labels(ntype, nodes.labels)
             for name, ids in nodes.splits.items():
                 writer.write_split(ntype, name, ids)
-        for relation, edges in draw_edges(spec, typed):
+        for relation, edges in draw_edges(spec, relations):
             indices = _reported(edges.indices, f"{relation[1]} edges", progress)
             count = counts[relation[0]]
             writer.write_graph(relation, edges.indptr, indices, num_src=count, index_dtype="auto")
     return writer.path
 
 
-def _draw_nodes(spec: GraphSpec, typed: bool) -> Iterator[tuple[str, Nodes]]:
+def draw_nodes(spec: GraphSpec, *, typed: bool = False) -> Iterator[tuple[str, Nodes]]:
+    """The node types of ``write_graph``, one after the other. Rows are drawn when they are read."""
     if typed:
         authors = _authors(spec)
         labels = _draw_labels(authors, "author labels")
@@ -202,17 +212,25 @@ def _draw_nodes(spec: GraphSpec, typed: bool) -> Iterator[tuple[str, Nodes]]:
     yield "paper" if typed else NODE, Nodes(labels, splits, Features(spec, labels))
 
 
-def draw_edges(spec: GraphSpec, typed: bool = False) -> Iterator[tuple[Relation, Edges]]:
+def draw_edges(spec: GraphSpec, relations: Sequence[Relation] = ()) -> Iterator[tuple[Relation, Edges]]:
     """The relations of ``write_graph``, one after the other. Edges are drawn when they are read."""
     labels = _draw_labels(spec)
-    if not typed:
+    if not relations:
         yield RELATION, _edges(spec, labels, _Sources(spec, labels, "popularity"))
         return
-    half, authors = replace(spec, degree=spec.degree / 2), _authors(spec)
-    writing = _Sources(authors, _draw_labels(authors, "author labels"), "author popularity")
-    yield ("author", "writes", "paper"), _edges(half, labels, writing, *["author.writes.paper"] * 2)
-    cited = _Sources(spec, labels, "popularity")
-    yield ("paper", "cites", "paper"), _edges(half, labels, cited, *["paper.cites.paper"] * 2)
+    authors = _authors(spec)
+    ends = {
+        "paper": (spec, labels, "popularity"),
+        "author": (authors, _draw_labels(authors, "author labels"), "author popularity"),
+    }
+    for relation in relations:
+        target, target_labels, _ = ends[relation[2]]
+        degree = spec.degree / len(relations) * (spec.node_count / target.node_count)
+        purposes = [".".join(relation)] * 2
+        yield (
+            relation,
+            _edges(replace(target, degree=degree), target_labels, _Sources(*ends[relation[0]]), *purposes),
+        )
 
 
 def _authors(spec: GraphSpec) -> GraphSpec:
