@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -117,7 +118,8 @@ def dgl_rows(config: Config, store: FeatureStore, seeds: Any) -> Side:
     wanted = {ntype: [key] for ntype in store.node_types} if config["typed"] else [key]
     sampler = dgl.dataloading.NeighborSampler(config["fanouts"], prefetch_node_feats=wanted)
     loader = dgl.dataloading.DataLoader(graph, seeds, sampler, batch_size=config["batch_size"])
-    pairs = ((by_type(store, nodes), blocks[0].srcnodes) for nodes, _, blocks in loader)
+    with warnings.catch_warnings(action="ignore"):  # its advice on the affinity of threads
+        pairs = ((by_type(store, nodes), blocks[0].srcnodes) for nodes, _, blocks in loader)
     yield ((n, {t: of[t].data[key] for t in n}, None) for n, of in pairs), dict
 
 
