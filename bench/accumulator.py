@@ -96,7 +96,7 @@ def compare(args: argparse.Namespace, figures: Figures) -> None:
     spec = GraphSpec(args.nodes, degree=15, dim=args.dim, train_count=args.nodes // 4)
     rows = []
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        store = make_dataset(Path(folder), spec, "--page-bytes", str(4 * args.dim), keep_source=False)
+        store = make_dataset(Path(folder), spec, page_bytes=4 * args.dim)
         (table,) = store.tables.values()
         for seeds in args.seeds:
             trial = run(store, seeds, None, args)

@@ -30,23 +30,22 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from graphs import convert, make_dataset
+from graphs import make_dataset
 from harness import (
     DEFAULT_READ_AHEAD_BYTES,
     Figures,
     Script,
     alternate,
-    disk_rates,
+    device_seconds,
     read_ahead,
     read_ahead_bytes,
 )
 
-from gids.bench.bandwidth import random_reads
 from gids.bench.epoch import comparable
 from gids.bench.isolation import why_no_limit
 from gids.bench.plot import plot_bars
 from gids.bench.sides import ADVISED, OURS, PLAIN, Comparison, EpochConfig, EpochResult
-from gids.convert.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import TWO_RELATIONS, GraphSpec
 from gids.loader.stats import describe_choices
 from gids.store import FeatureStore, Table
 
@@ -71,12 +70,7 @@ def open_store(args: argparse.Namespace, directory: Path) -> FeatureStore:
         train_count=args.batches * args.batch_size,
         seed=args.seed,
     )
-    if not args.hetero:
-        return make_dataset(directory, spec, keep_source=False)
-    write_graph(directory / "graph", spec, typed=True)
-    convert(directory / "graph")
-    shutil.rmtree(directory / "graph")
-    return FeatureStore(path)
+    return make_dataset(directory, spec, relations=TWO_RELATIONS if args.hetero else ())
 
 
 def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, int | None]:
@@ -165,7 +159,8 @@ def report_limits(args: argparse.Namespace, figures: Figures, runs: list[EpochRe
     """Compare the epochs of gids with what device and cores allow, and their memory with what they list."""
     epoch_s = median(run.seconds for run in runs)
     cpu_s = median(run.cpu_seconds for run in runs) / (os.cpu_count() or 1)
-    device_s = device_seconds(runs, table, 0.2 if args.small else 5)
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+    device_s = device_seconds(table, middle.loader, 0.2 if args.small else 5)
     most = 1.15 if args.reads == "random" else None
     note = f"{epoch_s:.2f} s, device {device_s:.2f} s, CPU {cpu_s:.2f} s"
     name = "epoch over max(device time, CPU time / cores)"
@@ -177,19 +172,6 @@ def report_limits(args: argparse.Namespace, figures: Figures, runs: list[EpochRe
     note = f"RSS grew by {grown / 1e6:,.0f} MB at most, {listed / 1e6:,.0f} MB are listed"
     name = "memory beyond stats()['memory']"
     figures.add(name, max(0, grown - listed) / 1e6, "MB", most=ALLOWANCE_BYTES / 1e6, note=note)
-
-
-def device_seconds(runs: list[EpochResult], table: Table, probe_s: float) -> float:
-    """What the device needs for the median run's pages, and for its packs."""
-    rate = random_reads(table.shard_paths, page_bytes=table.page_bytes, seconds=probe_s).reads_per_s
-    seconds = median(run.loader["pages_read"] for run in runs) / rate
-    read, written = (
-        median(run.loader["packs"][key] for run in runs) for key in ("bytes_read", "bytes_written")
-    )
-    if not read:
-        return seconds
-    rates = disk_rates(Path(table.shard_paths[0]), Path(table.shard_paths[0]).parent)
-    return seconds + read / rates["read"] + written / rates["write"]
 
 
 def epoch(args: argparse.Namespace, figures: Figures) -> int:

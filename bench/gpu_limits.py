@@ -39,7 +39,6 @@ def life(bench: Bench) -> None:
     device, sizes = bench.device, bench.sizes
     spec = GraphSpec(node_count=sizes.feature_bytes // 4096, degree=4.0, dim=1024, classes=4, train_count=64)
     store = make_dataset(bench.directory, spec)
-    features = torch.from_numpy(np.load(bench.directory / "graph/feat.npy", mmap_mode="c"))
     ballast = None
     if device.torch_device.type == "cuda":  # what the allocator keeps would hide in plenty of free memory
         ballast = device.empty(max(0, device.memory_info()[0] - sizes.free_bytes), torch.uint8)
@@ -54,9 +53,8 @@ def life(bench: Bench) -> None:
     def use(loader: NodeLoader) -> int:
         """Read an epoch; the bytes of the cache's lines."""
         for minibatch in loader:
-            assert_same_rows(
-                minibatch.features[TABLE], features[minibatch.input_nodes.cpu()].view(torch.int32)
-            )
+            expected = store.table(TABLE).read_rows(minibatch.input_nodes.cpu())
+            assert_same_rows(minibatch.features[TABLE], expected.view(torch.int32))
         return int(loader.stats()["memory"]["lines"])
 
     explicit = int(0.6 * sizes.feature_bytes)

@@ -71,7 +71,7 @@ class Loading:
         rows = self._sizes.feature_bytes // (4 * self._sizes.dim)
         spec = GraphSpec(rows, degree=self._sizes.degree, dim=self._sizes.dim, train_count=rows // 4)
         page_bytes = 4 * self._sizes.dim
-        store = make_dataset(bench.directory, spec, "--page-bytes", str(page_bytes), keep_source=False)
+        store = make_dataset(bench.directory, spec, page_bytes=page_bytes)
         train = {NODE: store.split("train").numpy()}
         write_heat(store.path, "reverse-pagerank", reverse_pagerank(store, train))
         self.store = FeatureStore(store.path)

@@ -39,7 +39,7 @@ from gids.bench.features import map_array
 from gids.bench.isolation import MemoryGroup
 from gids.convert.synthetic import GraphSpec
 from gids.sampler import Minibatch, Neighbor, Topology
-from gids.store.names import RELATION
+from gids.store.names import NODE, RELATION
 
 SIZES = {
     "feature_bytes": (4 << 30, 2 << 20),
@@ -150,8 +150,8 @@ class Comparison:
         )
         self._store = make_dataset(bench.directory, spec)
         self._table = self._store.table(TABLE)
-        self._labels = torch.from_numpy(np.load(bench.directory / "graph/labels.npy"))
-        self._train = torch.from_numpy(np.load(bench.directory / "graph/train_idx.npy"))
+        self._labels = self._store.labels[NODE].long()
+        self._train = self._store.split("train")
         self._cache_bytes = int(spec.feature_bytes * self._sizes.cache_share)
         print(f"{spec.node_count:,} rows of {spec.row_bytes} B", flush=True)
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gids.cli import main as gids_command
-from gids.convert.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import GraphSpec, draw_edges, write_dataset
 from gids.distributed.owners import hash_owners, range_owners
 from gids.sampler import Sampler, Topology
 from gids.store import FeatureStore, Graph
 from gids.store.names import RELATION
+from gids.store.rows import read_range
 from gids.write.row_order import community_order
 
 _COMMUNITY = 4096  # nodes of the largest community, in community_order
@@ -66,11 +66,9 @@ def make_graph(name: str, log2_nodes: int, degree: int, seed: int) -> Graph:
         return graph_of(*rmat(log2_nodes, degree, np.random.default_rng(seed)))
     nodes = 1 << log2_nodes
     classes = max(2, min(32_767, nodes // 1000))
-    with tempfile.TemporaryDirectory() as folder:
-        spec = GraphSpec(nodes, degree=degree, dim=1, classes=classes, homophily=0.9, seed=seed)
-        root = write_graph(Path(folder), spec)
-        indices = np.load(root / "indices.npy", mmap_mode="r").astype(np.int32)
-        return graph_of(np.load(root / "indptr.npy"), indices)
+    spec = GraphSpec(nodes, degree=degree, dim=1, classes=classes, homophily=0.9, seed=seed)
+    [(_, edges)] = draw_edges(spec)
+    return graph_of(edges.indptr, read_range(edges.indices, 0, edges.indices.shape[0]).numpy())
 
 
 def convert(source: Path, *options: str) -> Path:
@@ -81,13 +79,9 @@ def convert(source: Path, *options: str) -> Path:
     return path
 
 
-def make_dataset(folder: Path, spec: GraphSpec, *options: str, keep_source: bool = True) -> FeatureStore:
-    """Write a synthetic graph to folder/graph and convert it to folder/graph.gids."""
-    source = write_graph(folder / "graph", spec)
-    path = convert(source, *options)
-    if not keep_source:
-        shutil.rmtree(source)
-    return FeatureStore(path)
+def make_dataset(folder: Path, spec: GraphSpec, **options: Any) -> FeatureStore:
+    """Write a synthetic graph as folder/graph.gids. options: of write_dataset."""
+    return FeatureStore(write_dataset(folder / "graph.gids", spec, **options))
 
 
 class OwnersOf:

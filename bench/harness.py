@@ -27,11 +27,13 @@ import numpy as np
 from report import markdown, measured, target
 
 import gids.io
+from gids.bench.bandwidth import random_reads
 from gids.bench.isolation import MemoryGroup, run_fresh, why_no_limit
 from gids.bench.machine import this_machine, versions
 from gids.cli.arguments import integers as integers
 from gids.packs.predict import measure_rates
 from gids.packs.scratch import Scratch
+from gids.store import Table
 
 T = TypeVar("T")
 Question = Callable[[argparse.Namespace, "Figures"], int | None]
@@ -79,6 +81,16 @@ def disk_rates(shard: Path, folder: Path) -> dict[str, float]:
 def least_seconds(rates: Mapping[str, float], *, read: float, written: float, cpu_s: float) -> float:
     """The least that the disk, with rates of disk_rates, and the cores take. read, written: bytes."""
     return max(read / rates["read"] + written / rates["write"], cpu_s / (os.cpu_count() or 1))
+
+
+def device_seconds(table: Table, stats: Mapping[str, Any], probe_s: float) -> float:
+    """What the table's disk needs for the random reads and the packs of a loader's stats()."""
+    random = random_reads(table.shard_paths, page_bytes=table.page_bytes, seconds=probe_s)
+    seconds, packs = float(stats["pages_read"] / random.reads_per_s), stats["packs"]
+    if not packs["bytes_read"]:
+        return seconds
+    rates = disk_rates(Path(table.shard_paths[0]), Path(table.shard_paths[0]).parent)
+    return seconds + least_seconds(rates, read=packs["bytes_read"], written=packs["bytes_written"], cpu_s=0)
 
 
 class Script(argparse.ArgumentParser):

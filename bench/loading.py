@@ -341,7 +341,7 @@ def disks(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
 def ask(question: Callable[..., None], args: argparse.Namespace, figures: Figures) -> None:
     spec = GraphSpec(args.nodes, degree=15, dim=args.dim, train_count=args.nodes // 4)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        store = make_dataset(Path(folder), spec, "--page-bytes", str(4 * args.dim), keep_source=False)
+        store = make_dataset(Path(folder), spec, page_bytes=4 * args.dim)
         question(Loading(store, args), args, figures)
 
 

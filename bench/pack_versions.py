@@ -185,7 +185,7 @@ def dataset(args: argparse.Namespace, name: str, size: Size) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             degree = 8.0 if args.small else 16.0
             spec = GraphSpec(size.nodes, degree=degree, dim=size.row_bytes // 4, seed=args.seed)
-            make_dataset(folder, spec, keep_source=False)
+            make_dataset(folder, spec)
         yield path
     finally:
         if not args.keep:

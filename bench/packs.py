@@ -129,7 +129,7 @@ def datasets(args: argparse.Namespace) -> Iterator[tuple[Path, Table]]:
             node_count=nodes, degree=8.0 if args.small else 16.0, dim=row_bytes // 4, seed=args.seed
         )
         with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-packs-") as directory:
-            store = make_dataset(Path(directory), spec, keep_source=False)
+            store = make_dataset(Path(directory), spec)
             yield Path(store.path), store.table("feat")
 
 

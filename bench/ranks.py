@@ -339,7 +339,7 @@ def ranks(args: argparse.Namespace, figures: Figures) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         spec = GraphSpec(args.nodes, dim=128, train_count=args.nodes // 2)
-        store = make_dataset(Path(folder), spec, "--page-bytes", "512", keep_source=False)
+        store = make_dataset(Path(folder), spec, page_bytes=512)
         for parts in {ranks // copies for ranks in args.ranks for copies in (1, 2) if ranks % copies == 0}:
             partition(store.path, Path(folder) / f"{parts}.parts", parts)
         for parts in args.ranks if args.metis else []:

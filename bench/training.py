@@ -145,7 +145,7 @@ def samplers(args: argparse.Namespace, figures: Figures) -> None:
     set_threads(args)
     first = 0.0
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        store = make_dataset(Path(folder), spec, "--page-bytes", "512")
+        store = make_dataset(Path(folder), spec, page_bytes=512)
         cache_bytes = int(spec.feature_bytes * args.cache)
         options = {"epochs": args.epochs, "batch_size": args.batch_size, "policy": args.policy}
         for name, make in make_samplers(store, cache_bytes).items():

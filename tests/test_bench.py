@@ -71,6 +71,12 @@ def run(monkeypatch, capfd):
         ("convert.py", ["edges", "--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
         ("epoch.py", ["--plot"], "stock, MADV_RANDOM: aggregation"),
         ("epoch.py", ["--hetero"], "papers and authors: rows/s, gids over stock, MADV_RANDOM"),
+        ("full_size.py", [], "epoch over DGL on a map, MADV_RANDOM"),
+        (
+            "full_size.py",
+            ["--typed", "--steps", "generate", "torch"],
+            "rows that differ from the formula: 0 (",
+        ),
         ("accesses.py", [], "reads for 95 % of the peak, by the model"),
         ("paper_sizes.py", [], "IGB-Full: features: 98."),
         ("device_queue.py", [], "random pages, queue over engine"),

@@ -2,7 +2,7 @@
 
 Make a dataset (or convert your own, see docs/datasets.md), then train:
 
-    gids generate papers --nodes 50000 && gids convert papers papers.gids
+    gids generate papers.gids --nodes 50000
     python docs/examples/dgl_graphsage.py papers.gids
 """
 

@@ -3,7 +3,7 @@
 Make a dataset (or convert your own, see docs/datasets.md), then train. A directory of parts, which
 `gids partition` makes, can take the place of the dataset.
 
-    gids generate papers --nodes 50000 && gids convert papers papers.gids
+    gids generate papers.gids --nodes 50000
     python -m torch.distributed.run --nproc-per-node 2 docs/examples/distributed_cooperative.py papers.gids
 
 --layers dgl and --layers pyg compute with the SAGEConv of DGL and PyG.

@@ -2,7 +2,7 @@ r"""Data-parallel training of GraphSAGE on a partitioned dataset. Each process h
 
 Make a dataset (or convert your own, see docs/datasets.md), divide it, then start a process for each part:
 
-    gids generate papers --nodes 50000 && gids convert papers papers.gids
+    gids generate papers.gids --nodes 50000
     gids partition papers.gids papers.parts --parts 2
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torchrun of torch 2.13 cannot restart processes without
     python -m torch.distributed.run --nproc-per-node 2 --max-restarts 3 \

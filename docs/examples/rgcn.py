@@ -2,7 +2,7 @@
 
 Make a dataset of papers and authors (or convert your own, see docs/datasets.md), then train:
 
-    gids generate papers --nodes 50000 --hetero && gids convert papers papers.gids
+    gids generate papers.gids --nodes 50000 --hetero
     python docs/examples/rgcn.py papers.gids --type paper
 """
 

@@ -128,6 +128,7 @@ class EpochLoader(Closing, ABC):
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
         self._seeds_digest: str | None = None  # once asked for
+        self._labels: Mapping[str, torch.Tensor] = {}  # of all nodes, by type
         self._last_stats: dict[str, Any] | None = None  # once closed
 
     @property
@@ -271,10 +272,11 @@ class EpochLoader(Closing, ABC):
 
     def _seeds_of(self, epoch: int) -> EpochSeeds:
         """The seeds of an epoch, by step."""
-        order = np.arange(self._seed_count)
         if self.shuffle:
             generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64)))
             order = generator.permutation(self._seed_count)
+        else:
+            order = np.arange(self._seed_count)
         return EpochSeeds(order, self.batch_size, self._ranks, self._seed_ids)
 
     def __len__(self) -> int:
@@ -443,9 +445,9 @@ class EpochLoader(Closing, ABC):
 
         ``"topology"``: pinned host memory that this process allocated; 0 on the CPU, where the topology is
         memory-mapped. Memory that the ranks of a machine share is counted only by the rank that allocated
-        it. ``"topology on the device"``. Both include the weights of edges. ``"sampler"``: host and device
-        memory, without the minibatches that count as ``"window"``. After close(), the counters as they were
-        then.
+        it. ``"topology on the device"``. Both include the weights of edges. ``"labels"``: of all nodes, which
+        loaders of one dataset share. ``"sampler"``: host and device memory, without the minibatches that
+        count as ``"window"``. After close(), the counters as they were then.
         """
         if self._last_stats is not None:
             return self._last_stats
@@ -453,6 +455,7 @@ class EpochLoader(Closing, ABC):
         memory = dict(result["memory"])
         memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
         memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)
+        memory["labels"] = sum(labels.nbytes for labels in self._labels.values())
         memory["sampler"] = int(getattr(self.sampler, "nbytes", 0))
         if self._features is not None and (sampler := self._host_sampler) is not None:
             scratch, minibatches = sampler.host_bytes()

@@ -45,7 +45,10 @@ _PREPARING_SHARE = 3
 """Preparing a superbatch takes at most a third of the memory, which limits its length."""
 
 _SCRATCH_SHARE = 8
-"""Its spool takes at most an eighth of the scratch."""
+"""Its spool takes at most an eighth of the scratch, …"""
+
+_COPIED_SHARE = 3
+"""… and its copies a third, so that two superbatches find room. How many the first one has is not known."""
 
 
 def most_rows(memory_bytes: int) -> int:
@@ -82,13 +85,18 @@ class Packer:
                 len(coming) < MOST_STEPS
                 and packs.preparing_bytes(coming) < packs.memory_bytes // _PREPARING_SHARE
                 and coming.spool.bytes_written < scratch.limit_bytes // _SCRATCH_SHARE
+                and packs.copied_bytes(coming) < scratch.limit_bytes // _COPIED_SHARE
             )
         )
 
     @property
     def sampled(self) -> bool:
-        """Whether a superbatch was sampled, and is not prepared yet."""
-        return self.coming is not None and self.coming.swept is None and not self.sampling
+        """Whether a superbatch was sampled, is not prepared yet, and finds scratch beside the one that is
+        read."""
+        coming = self.coming
+        if coming is None or coming.swept is not None or self.sampling:
+            return False
+        return self.packs.has_scratch(coming)
 
     def begin(self, first: int, entered: Sequence[Ids] = ()) -> None:
         """Begin to sample. first: the number of the first minibatch. entered: ids of those from there on that

@@ -41,6 +41,9 @@ log = logging.getLogger("gids")
 _WORK_SHARE = 16
 """Beside another superbatch, a sweep takes a sixteenth of the memory; else half."""
 
+_MARGIN = 1.25
+"""A superbatch may have so many times the copies that the last one tells."""
+
 
 @dataclass
 class Choice:
@@ -178,8 +181,9 @@ class Packs:
     "sample". on_device: where rows are; None: on the host. pinned: in pinned memory.
 
     Attributes: random_s: seconds that a minibatch waits for random reads, 0 if it is not known.
-    random_below: epochs of at most so many minibatches do not consider packs. coming: what is prepared of a
-    next epoch, or None. reading: the superbatch that is read, or None.
+    random_below: epochs of at most so many minibatches do not consider packs. copied_share: of the rows that
+    the last superbatch used, those that were copied; 0 before. coming: what is prepared of a next epoch, or
+    None. reading: the superbatch that is read, or None.
     """
 
     def __init__(
@@ -203,7 +207,7 @@ class Packs:
         self.workers = _core.Workers.create(self.threads)
         self.thread, self._pid = ThreadPoolExecutor(1, "gids-packs"), os.getpid()
         self.counted = Counted()
-        self.random_s, self.random_below = 0.0, 0.0
+        self.random_s, self.random_below, self.copied_share = 0.0, 0.0, 0.0
         self.coming: Superbatch | None = None
         self.reading: Reading | None = None
 
@@ -214,6 +218,19 @@ class Packs:
             for a, uses in zip(self.annexes, superbatch.uses, strict=True)
         )
         return max(least, self.memory_bytes // _WORK_SHARE)
+
+    def copied_bytes(self, superbatch: Superbatch) -> float:
+        """Scratch that the copies of a superbatch may take, as far as the last one tells."""
+        return _MARGIN * self.copied_share * self._used_bytes(superbatch)
+
+    def _used_bytes(self, superbatch: Superbatch) -> int:
+        strides = (_core.annex_row_bytes(t.row_bytes) for t in self.tables)
+        return sum(s * uses.native.uses for s, uses in zip(strides, superbatch.uses, strict=True))
+
+    def has_scratch(self, superbatch: Superbatch) -> bool:
+        """Whether there is scratch for the copies, beside what is read."""
+        free = self.scratch.free_bytes + sum(annex.free_bytes for annex in self.annexes)
+        return self.copied_bytes(superbatch) <= free
 
     def begin(self, superbatch: Superbatch) -> None:
         """Begin to prepare a superbatch that was sampled, in a thread."""
@@ -237,6 +254,8 @@ class Packs:
             )
             superbatch.planned.append(planned)
             first_file += len(t.shard_paths)
+        copied = sum(planned.plan.nbytes for planned in superbatch.planned)
+        self.copied_share = copied / max(1, self._used_bytes(superbatch))
         planned_at = time.perf_counter()
         counted.seconds["plan"] += planned_at - begun
         choice.minibatches = len(superbatch)

@@ -127,6 +127,11 @@ class Annex:
         self._table, self._scratch = table, scratch
         self._free: list[AnnexFile] = []  # blocks that were written before are written faster than new ones
 
+    @property
+    def free_bytes(self) -> int:
+        """Scratch of superbatches that were released, which the next ones use."""
+        return sum(file.scratch.nbytes for file in self._free)
+
     def preparing_bytes(self, uses: RowUses, threads: int) -> int:
         """The least memory to plan and to sweep a superbatch with these uses, one after the other."""
         steps, table = len(uses), self._table

@@ -68,17 +68,18 @@ def first_out_of_order(graph: Graph, by: str) -> int | None:
 
     by: "edges" or "nodes", whose times the graph must have. Reads all edges, block by block.
     """
-    begins = np.zeros(graph.num_edges + 1, bool)
-    begins[graph.indptr] = True
     for first in range(0, graph.num_edges, _BLOCK_EDGES):
         last = min(first + _BLOCK_EDGES + 1, graph.num_edges)  # one more, to compare with
+        begins = np.zeros(last - first, bool)
+        firsts = graph.indptr[slice(*np.searchsorted(graph.indptr, [first, last]))]
+        begins[firsts[(first <= firsts) & (firsts < last)] - first] = True
         if by == "edges":
             assert graph.edge_times is not None
             times = graph.edge_times[first:last]
         else:
             assert graph.src_times is not None
             times = graph.src_times[graph.indices[first:last]]
-        bad = np.flatnonzero((times[1:] < times[:-1]) & ~begins[first + 1 : last])
+        bad = np.flatnonzero((times[1:] < times[:-1]) & ~begins[1:])
         if len(bad):
             return first + 1 + int(bad[0])
     return None

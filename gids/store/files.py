@@ -155,7 +155,7 @@ def _open_directory(root: Path) -> Directory:
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no dataset at {root}: make one with `gids convert SOURCE {root}` "
-            "(`gids generate SOURCE` makes data to try it with)"
+            "(`gids generate NAME.gids` makes one to try)"
         ) from None
 
 

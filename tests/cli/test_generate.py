@@ -56,6 +56,21 @@ def test_two_types_convert_and_both_relations_show_the_class(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [[], ["--hetero"]])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_dataset_equals_the_converted_files(tmp_path, kind, dtype, capsys):
+    options = [*SMALL, *kind, "--dtype", dtype]
+    gids("generate", tmp_path / "g", *options)
+    gids("convert", tmp_path / "g", tmp_path / "converted.gids", "--index-dtype", "auto")
+    capsys.readouterr()
+    gids("generate", tmp_path / "g.gids", *options)
+    assert capsys.readouterr().out.endswith(f"now: gids info {tmp_path}/g.gids\n")
+    generated, converted = files(tmp_path / "g.gids"), files(tmp_path / "converted.gids")
+    for name in (*generated, *converted):
+        if name != "manifest.json":  # which may list the types in another order
+            assert generated[name] == converted[name], name
+
+
+@pytest.mark.parametrize("kind", [[], ["--hetero"]])
 def test_a_seed_gives_the_same_bytes(tmp_path, kind):
     assert generate(tmp_path / "a", *kind) == generate(tmp_path / "b", *kind)
     other = generate(tmp_path / "c", *kind, "--seed", "1")
@@ -87,12 +102,13 @@ def test_invalid_numbers_print_the_usage(arguments, capsys):
     assert "usage: gids generate" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("out", ["g", "g.gids"])
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, out):
     from gids.convert import synthetic
 
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(synthetic, "_write_features", fail)
-    assert main(["generate", str(tmp_path / "g"), *SMALL]) == 130
+    monkeypatch.setattr(synthetic.Features, "read_into", fail)
+    assert main(["generate", str(tmp_path / out), *SMALL]) == 130
     assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,8 @@ def test_arrays_have_the_shapes_and_types_for_convert(arrays):
     assert arrays["feat"].shape == (20_000, 24)
     assert arrays["feat"].dtype == np.float32
     assert arrays["indptr"].shape == (20_001,)
-    assert all(arrays[name].dtype == np.int64 for name in FILES if name != "feat")
+    assert arrays["indices"].dtype == np.int32
+    assert all(arrays[name].dtype == np.int64 for name in FILES if name not in ("feat", "indices"))
     assert arrays["indptr"][0] == 0
     assert arrays["indptr"][-1] == len(arrays["indices"])
     assert np.diff(arrays["indptr"]).min() >= 0

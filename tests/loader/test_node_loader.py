@@ -327,6 +327,7 @@ def test_stats_count_rows_and_memory(one_type: Path) -> None:
         assert stats["hits"] + stats["misses"] > 0
         assert stats["memory"]["sampler"] == 0  # freed once all is sampled
         assert stats["memory"]["topology"] == 0
+        assert stats["memory"]["labels"] == 8 * PAPERS
         assert stats["epoch"] == 1
         with pytest.raises(TypeError, match="pickled"):
             pickle.dumps(loader)

@@ -244,6 +244,28 @@ def test_scratch_that_is_full(
     assert scratch_files(path) == []
 
 
+def test_scratch_that_has_room_for_one_superbatch_and_a_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second one is shorter, or waits for the first one's scratch."""
+    monkeypatch.setattr(packer, "MOST_STEPS", 20)
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(2000, 1024, generator=generator)
+    with DatasetWriter(tmp_path / "long.gids") as writer:
+        writer.write_table("node", "_N", "feat", rows)
+    asked = list(torch.randint(0, 2000, (60, 500), generator=generator))
+    with open_source(tmp_path / "long.gids", "pack", 8 * MIB, scratch_bytes=50 * MIB) as source:
+        loader = gids.FeatureLoader(source, ["_N.feat"])
+        found = loader.attach(asked, lambda ids: {"_N.feat": ids}, count=len(asked))
+        for ids, features in found:
+            assert torch.equal(features["_N.feat"], rows[ids])
+        (way, first), *later = ways(loader)
+    assert (way, first) == ("pack", 20)
+    assert {way for way, _ in later} == {"pack"}
+    assert first + sum(count for _, count in later) == len(asked)
+    assert not caplog.records
+
+
 def test_memory_that_is_too_small(
     path: Path, expected: list[Minibatch], one_warning: Callable[[str], None]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -298,6 +299,26 @@ def test_a_graph_is_sorted_by_time_in_memory() -> None:
         unmarked = replace(ordered, sorted_by=None)  # checked, and found in order
         a, b = (Neighbor([3], temporal=by).sample(g, seeds, seed=0) for g in (ordered, unmarked))  # type: ignore[arg-type]
         assert_same_tensors(a, b)
+
+
+def test_the_order_of_many_edges_is_checked_in_little_memory() -> None:
+    nodes, degree = 1 << 20, 16
+    times = np.tile(np.arange(degree, dtype=np.int32), nodes)
+    graph = Graph(
+        ("_N", "_E", "_N"),
+        nodes,
+        nodes,
+        np.arange(nodes + 1) * degree,
+        np.empty(nodes * degree, np.int32),
+        None,
+        edge_times=times,
+    )
+    tracemalloc.start()
+    try:
+        assert sort_by_time(graph, "edges").indices is graph.indices
+        assert tracemalloc.get_traced_memory()[1] < nodes * degree / 2  # less than a byte for each edge
+    finally:
+        tracemalloc.stop()
 
 
 def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:

@@ -198,7 +198,7 @@ def test_link_that_leaves_the_dataset_is_refused(dataset, tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda d: d.rename(d.with_name("gone")), FileNotFoundError, "`gids generate SOURCE` makes data"),
+        (lambda d: d.rename(d.with_name("gone")), FileNotFoundError, "`gids generate NAME.gids` makes one"),
         (lambda d: (d / "manifest.json").unlink(), FormatError, "has no manifest.json"),
         (lambda d: (d / "nodes/paper.label.npy").unlink(), FormatError, "paper.label.npy is missing"),
         (lambda d: os.truncate(d / SHARD, 512), FormatError, "truncated: 512 bytes, expected 5120"),
