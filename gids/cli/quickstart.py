@@ -1,6 +1,6 @@
 """`gids quickstart`: compares training with gids and without it on a synthetic graph, in two minutes.
 
-It runs three commands: `gids generate`, `gids convert` and `gids bench epoch`.
+It runs two commands: `gids generate` and `gids bench epoch`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     framework = args.framework or installed_framework()
     import_module(f"gids.bench.{framework}_side")  # raises at once if the framework is not installed
     with _directory(args.dir or _default_parent(), keep=args.keep) as directory:
-        graph, dataset, results = directory / "graph", directory / "graph.gids", directory / "results.json"
+        dataset, results = directory / "graph.gids", directory / "results.json"
         training = {
             "--with": framework,
             "--batches": args.batches,
@@ -101,12 +101,12 @@ def run(args: argparse.Namespace) -> int:
             "--json": results if args.json else None,
         }
         options = [word for pair in training.items() if pair[1] is not None for word in pair]
+        quiet = ["--quiet"] if args.json else []
         for command in (
-            ["generate", graph, "--nodes", args.nodes, "--dim", args.dim, "--seed", args.seed],
-            ["convert", graph, dataset, "--quiet"],
-            ["bench", "epoch", dataset, *options, "--seed", args.seed],
+            ["generate", dataset, "--nodes", args.nodes, "--dim", args.dim, "--seed", args.seed, "--quiet"],
+            ["bench", "epoch", dataset, *options, "--seed", args.seed, *quiet],
         ):
-            words = [*map(str, command), *(["--quiet"] if args.json and command[-1] != "--quiet" else [])]
+            words = list(map(str, command))
             print(f"$ gids {shlex.join(words)}", file=sys.stderr, flush=True)
             if status := main(words):  # which prints its errors
                 return status

@@ -30,7 +30,7 @@ def test_all_sides_train_and_the_printed_lines_load_the_dataset(tmp_path, monkey
     assert metrics["gids"]["batches"] == 6
     assert report["subject"]["feature_bytes"] == 3000 * 4096
     assert "gids loads " in report["answers"][0]
-    assert re.findall(r"^\$ gids (\w+)", err, re.M) == ["generate", "convert", "bench"]
+    assert re.findall(r"^\$ gids (\w+)", err, re.M) == ["generate", "bench"]
     [directory] = tmp_path.iterdir()
     assert f"files kept in {directory}" in err
     lines = EXAMPLES[framework].format(path=str(directory / "graph.gids"), fanouts=[3, 3], batch_size=16)
@@ -100,12 +100,10 @@ def test_gids_that_fails_is_an_error(quick):
 def test_an_interrupted_run_leaves_nothing_behind(error, monkeypatch, tmp_path):
     from gids.convert import synthetic
 
-    def fail(directory, *_, **__):
-        directory.mkdir()
-        (directory / "feat.npy").write_bytes(b"1")
+    def fail(*_):
         raise error
 
-    monkeypatch.setattr(synthetic, "write_graph", fail)
+    monkeypatch.setattr(synthetic.Features, "read_into", fail)
     try:
         status = main(["quickstart", *TINY, "--dir", str(tmp_path)])
     except SystemExit as stop:
