@@ -86,9 +86,9 @@ def read(name: str) -> dict[str, Any]:
 
 
 def number(value: float) -> str:
-    """Four significant digits, but whole numbers as they are; thousands with a comma."""
-    if isinstance(value, int):
-        return f"{value:,}"
+    """Four significant digits, but whole numbers below a million as they are; thousands with a comma."""
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e6):
+        return f"{value:,.0f}"
     return f"{float(f'{value:.4g}'):,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -21,7 +21,7 @@ class Callback(pl.Callback):
     """A callback of Lightning's Trainer: logs epoch_figures of a loader after each epoch of training, as
     gids/hit_ratio, gids/seconds/wait, …, and resumes the loader where a checkpoint was saved.
 
-    loader: a loader that has stats(). None: the one that the Trainer trains on.
+    loader: None: the one that the Trainer trains on. Another one with stats() is logged only.
 
     If the Trainer trains on one loader of gids or gids.pyg, checkpoints have its state_dict(), with the
     position of the first minibatch that is not trained. ``fit(ckpt_path=…)`` goes on there, in the middle of
@@ -36,11 +36,18 @@ class Callback(pl.Callback):
     def __init__(self, loader: Any = None) -> None:
         self.loader = loader
         self._resumed: Mapping[str, Any] | None = None  # the loader's state in the checkpoint
-        self._begin: tuple[int, int] | None = None  # the loader's epoch and step where the Trainer's begins
+        self._trains: EpochLoader | None = None  # the loader of the last fit()
+        self._begin = 0, 0  # its epoch and step where the Trainer's epoch begins
+
+    @property
+    def state_key(self) -> str:
+        """Where the state is in a checkpoint."""
+        return "gids.lightning.Callback"
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called by the Trainer, which has dropped the loader of an earlier fit()."""
-        self._resumed = self._begin = None
+        """Called by the Trainer."""
+        if stage == "fit":
+            self._resumed = self._trains = None
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """Called by the Trainer, before there is a loader."""
@@ -48,9 +55,11 @@ class Callback(pl.Callback):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Called by the Trainer."""
-        state = self._resumed
-        if self._begin is not None:
-            loader, (epoch, begin), trained = trainer.train_dataloader, self._begin, _trained(trainer)
+        if self.loader is not None:
+            return
+        state, loader = self._resumed, self._trains
+        if loader is not None:
+            (epoch, begin), trained = self._begin, _trained(trainer)
             step = begin + (trained or 0)
             if trained is None or step >= len(loader):  # the epoch is over, perhaps by limit_train_batches
                 epoch, step = loader.epoch, 0
@@ -62,7 +71,7 @@ class Callback(pl.Callback):
         """Called by the Trainer. An epoch that it resumes in its middle does not start."""
         loader = self._loader_of(trainer)
         self._before = loader.stats()
-        if not isinstance(loader, EpochLoader) or loader is not trainer.train_dataloader:
+        if self.loader is not None or not isinstance(loader, EpochLoader):
             return
         if trainer.reload_dataloaders_every_n_epochs:
             raise ValueError(
@@ -73,18 +82,17 @@ class Callback(pl.Callback):
             loader.load_state_dict(self._resumed)
         elif trainer.ckpt_path is not None:
             log.warning(
-                "%s was saved without gids.lightning.Callback: between two epochs, the loader begins at "
-                "epoch 0 again",
+                "%s has no position of a gids loader: between two epochs, it begins at epoch 0 again",
                 trainer.ckpt_path,
             )
         epoch, step = _next(loader)
-        self._begin = epoch, step - (_trained(trainer) or 0)
+        self._trains, self._begin = loader, (epoch, step - (_trained(trainer) or 0))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Called by the Trainer."""
         self._before = self._loader_of(trainer).stats()
-        if self._begin is not None:
-            self._begin = _next(trainer.train_dataloader)
+        if self._trains is not None:
+            self._begin = _next(self._trains)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Called by the Trainer."""

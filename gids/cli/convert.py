@@ -241,8 +241,7 @@ def _report(args: argparse.Namespace, taken_s: float) -> None:
     words = shlex.join([str(args.path), *(w for d in directories for w in ("--allow-dir", d))])
     print(f"next:\n    gids info {words}")
     if store.tables:
-        is_task = len(store.relations) == 1 and store.labels and store.splits  # of `gids bench epoch`
-        print(f"    gids bench {'epoch' if is_task else 'bandwidth'} {words}")
+        print(f"    gids bench bandwidth {words}")
     allowed = f", allow_dirs={directories}" if directories else ""
     print(f"and in Python:\n    import gids\n    source = gids.open({str(args.path)!r}{allowed})")
 

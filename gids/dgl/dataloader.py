@@ -204,9 +204,9 @@ def _with_splits(indices: Any, store: FeatureStore, graph: Any, sampler: Any) ->
 
     Raises MissingError for a split that does not exist, ValueError if the sampler's indices are no nodes.
     """
-    values = indices.values() if isinstance(indices, Mapping) else (indices,)
-    if isinstance(indices, tuple):
-        values = indices[:1]
+    values = indices.values() if isinstance(indices, Mapping) else indices
+    if not isinstance(indices, Mapping | list | tuple):
+        values = (indices,)
     if isinstance(sampler, _NOT_OF_NODES) and any(isinstance(value, str) for value in values):
         raise ValueError(
             f"indices={indices!r} names nodes, but {type(sampler).__name__} takes others: give numbers, such "

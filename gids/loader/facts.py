@@ -32,9 +32,9 @@ def seeds_of(store: FeatureStore, seeds: Any, *, by_type: bool) -> Any:
         if by_type and having:
             return {ntype: store.split(seeds, ntype) for ntype in having}
         return store.split(seeds)
-    if isinstance(seeds, tuple | list) and len(seeds) == 2 and isinstance(seeds[0], str):
-        if isinstance(seeds, tuple) or seeds[0] in store.node_types:  # else a list of texts
-            seeds = {seeds[0]: seeds[1]}
+    is_pair = isinstance(seeds, tuple | list) and len(seeds) == 2 and isinstance(seeds[0], str)
+    if is_pair and (isinstance(seeds, tuple) or seeds[0] in store.node_types):  # else a list of texts
+        seeds = {seeds[0]: seeds[1]}
     if isinstance(seeds, Mapping):
         return {t: store.split(ids, t) if isinstance(ids, str) else ids for t, ids in seeds.items()}
     return seeds
