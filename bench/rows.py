@@ -166,7 +166,7 @@ def open_epoch(args: argparse.Namespace, folder: Path, row_bytes: int) -> tuple[
     spec = GraphSpec(
         nodes, degree=DEGREE, dim=row_bytes // 4, train_count=args.batches * seeds, seed=args.seed
     )
-    store = make_dataset(folder, spec, keep_source=False)
+    store = make_dataset(folder, spec)
     config = EpochConfig(
         side=OURS,
         dataset=str(store.path),
