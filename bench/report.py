@@ -23,7 +23,7 @@ from papers import PLOTS, TABLES, WORKS, Row, Shown, result_of
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
 SECTIONS = {
-    "Reading and training": ["io", "epoch", "epoch-27gb", "rows-mapped"],
+    "Reading and training": ["io", "epoch", "epoch-27gb", "rows-pyg", "epoch-by-memory", "rows-mapped"],
     "Packs": ["packs-held", "packs-cloud", "packs", "default-big", "default-mid", "epochs-big"],
     "Cache": ["cache-hits", "cache-planning", "cache-gather", "page-size"],
     "Dependent and local minibatches": ["dependent", "dependent-training"],
@@ -46,6 +46,7 @@ NOT_SHOWN = [
 """Results that no page has: they repeat others in another size. None misses its target."""
 LEFT_OUT = {
     "epoch-27gb": ".*memory of the process.*",
+    "rows-pyg": r"epoch of PyG, \d+ B, (gids(, packs)?|PyG.*)",
     "rows-mapped": "the same, torch.*",
     "packs-held": '(reads|writes) of the held disk|the same over DGL.*|.*"pack".*',
     "default-mid": "MID, 256 MB",

@@ -171,6 +171,8 @@ class Source:
         first = self._counted_by.setdefault(ntype, what)
         if known != number:
             cure = f"; leave it out with --skip {skip}" if skip else ""
+            if f"{skip}_idx" in IDS:
+                cure = f"; call it {skip}_idx if these are the ids of a split, or leave it out with --skip {skip}"
             raise FormatError(
                 f"{what} gives {number} {ntype!r} nodes, but there are {known} (from {first}){cure}"
             )
