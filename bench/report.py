@@ -47,6 +47,7 @@ NOT_SHOWN = [
 LEFT_OUT = {
     "epoch-27gb": ".*memory of the process.*",
     "rows-pyg": r"epoch of PyG, \d+ B, (gids(, packs)?|PyG.*)",
+    "epoch-by-memory": "epoch with memory for (1/8|1/2|1) of.*",
     "rows-mapped": "the same, torch.*",
     "packs-held": '(reads|writes) of the held disk|the same over DGL.*|.*"pack".*',
     "default-mid": "MID, 256 MB",

@@ -172,7 +172,7 @@ class Source:
         if known != number:
             cure = f"; leave it out with --skip {skip}" if skip else ""
             if f"{skip}_idx" in IDS:
-                cure = f"; call it {skip}_idx if these are the ids of a split, or leave it out with --skip {skip}"
+                cure = f"; call it {skip}_idx if these are the ids of a split, or else --skip {skip}"
             raise FormatError(
                 f"{what} gives {number} {ntype!r} nodes, but there are {known} (from {first}){cure}"
             )

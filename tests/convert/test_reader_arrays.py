@@ -140,7 +140,7 @@ BAD_DIRECTORIES = {
     "a split of others": ({"feat": FEAT, "train_idx": np.array([50])}, "train_idx[0] is 50"),
     "a split without _idx": (
         {"feat": FEAT, "train": np.arange(20)},
-        "; call it train_idx if these are the ids of a split, or leave it out with --skip train",
+        "; call it train_idx if these are the ids of a split, or else --skip train",
     ),
     "mask and idx": (
         {"feat": FEAT, "val_mask": np.ones(50, bool), "val_idx": np.ones(2, int)},
