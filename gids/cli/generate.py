@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     size_bytes = spec.directory_bytes + (spec.feature_bytes // 2 if args.hetero else 0)
     _check_new(args.path, size_bytes)
     relations = TWO_RELATIONS if args.hetero else ()
-    is_dataset = args.path.suffix == ".gids"
+    is_dataset = args.path.name.endswith(".gids")
     with Progress("generate", quiet=args.quiet, unit="%") as progress:
         if is_dataset:
             write_dataset(args.path, spec, relations=relations, progress=progress.share)

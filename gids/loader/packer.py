@@ -19,6 +19,7 @@ import torch
 from gids import _core
 from gids.errors import MemoryBudgetError
 from gids.loader.annex_rows import AnnexRows, DeviceAnnexRows, divide
+from gids.loader.queue import without_frames
 from gids.loader.rows import CachedRows, EpochInput, Features, Ids, Rows
 from gids.loader.superbatch import Ahead, Choice, Packs, Superbatch
 from gids.packs.annex import Annex, RowUses
@@ -164,12 +165,12 @@ class Packer:
                 coming.spool.put(minibatch)
         except (NotSpoolable, OSError, MemoryError) as error:
             coming.ahead.hold(minibatch)
-            return error
+            return without_frames(error)
         coming.minibatch_bytes = max(coming.minibatch_bytes, nbytes)
         try:
             self._append(coming, rows)
         except (OSError, MemoryError) as error:
-            return error
+            return without_frames(error)
         return None
 
     def _on_host(self, ids: Ids) -> Ids:
