@@ -41,7 +41,8 @@ from gids.write import DatasetWriter
 
 HEADER_BYTES = 4096  # of feat.npy, so that rows of whole pages are aligned to pages of the file
 BLOCK_BYTES = 4 << 20
-_CHUNK_VALUES = 32_000  # of features, at a time: fewer than torch divides among threads
+_CHUNK_VALUES = 1 << 21  # of features, at a time: threads seldom wait for the interpreter
+_CAST_VALUES = 32_000  # at a time: fewer than torch divides among threads, which may be busy
 EDGE_BLOCK = 1 << 20
 NODE_BLOCK = 1 << 20
 NOISE = 1 << 20  # numbers; the noise of a row begins at one of them
@@ -280,7 +281,9 @@ class Features:
         step = max(1, _CHUNK_VALUES // self.shape[1])
         for first in range(0, len(out), step):
             piece = out[first : first + step]
-            piece.copy_(self.of(np.arange(start + first, start + first + len(piece))))
+            exact = self.of(np.arange(start + first, start + first + len(piece))).view(-1)
+            for at in range(0, len(exact), _CAST_VALUES):
+                piece.view(-1)[at : at + _CAST_VALUES].copy_(exact[at : at + _CAST_VALUES])
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
