@@ -6,7 +6,7 @@ in ``make_loader`` only.
 
 The measurement starts when the features are opened, and ends with the last training step. Before it come
 imports, loading the topology, and a step on made-up features, which warms up. Both sides keep some rows of
-each minibatch, and compare them with the dataset afterwards. Started by sides.py.
+the minibatches, and compare them with the dataset afterwards. Started by sides.py.
 """
 
 from __future__ import annotations

@@ -110,6 +110,11 @@ def larger(rows: Mapping[str, int], others: Mapping[str, int]) -> Rows:
     return {name: max(n, others.get(name, 0)) for name, n in rows.items()}
 
 
+def _fits(rows: Rows, minibatch_bytes: int, sizes: Sizes) -> bool:
+    """Whether a minibatch is at most as large as sizes say."""
+    return minibatch_bytes <= sizes.minibatch_bytes and all(n <= sizes.rows[t] for t, n in rows.items())
+
+
 Heats = Mapping[str, npt.NDArray[np.uint8]]
 
 KEPT_HEAT = 255
@@ -247,13 +252,18 @@ class Placement(ABC):
 
         Not of one that is a little larger than the first if lines are few: that warning says what is enough.
         """
-        sizes, usual = self.sizes, expected_sizes(self._wanted, self.expected)
+        sizes = self.sizes
+        if self._warned or _fits(rows, minibatch_bytes, sizes):
+            return
+        usual = expected_sizes(self._wanted, self.expected)
         if self._few_lines(usual):
             usual = usual.grown(usual.growth)
-        most_rows = larger(sizes.rows, usual.rows)
-        most_bytes = max(sizes.minibatch_bytes, usual.minibatch_bytes)
-        fits = minibatch_bytes <= most_bytes and all(n <= most_rows[t] for t, n in rows.items())
-        if self._warned or fits:
+        most = replace(
+            sizes,
+            rows=larger(sizes.rows, usual.rows),
+            minibatch_bytes=max(sizes.minibatch_bytes, usual.minibatch_bytes),
+        )
+        if _fits(rows, minibatch_bytes, most):
             return
         assert self.plan is not None
         sizes = replace(
