@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
 SECTIONS = {
     "Reading and training": ["io", "epoch", "epoch-27gb", "rows-pyg", "epoch-by-memory", "rows-mapped"],
+    "At full size": ["full-size"],
     "Packs": ["packs-held", "packs-cloud", "packs", "default-big", "default-mid", "epochs-big"],
     "Cache": ["cache-hits", "cache-planning", "cache-gather", "page-size"],
     "Dependent and local minibatches": ["dependent", "dependent-training"],
@@ -46,6 +47,7 @@ NOT_SHOWN = [
 """Results that no page has: they repeat others in another size. None misses its target."""
 LEFT_OUT = {
     "epoch-27gb": ".*memory of the process.*",
+    "full-size": r".*: (rows|opening)|(random|pack): memory.*|(read|written) in .*|peak memory.*",
     "rows-pyg": r"epoch of PyG, \d+ B, (gids(, packs)?|PyG.*)",
     "epoch-by-memory": "epoch with memory for (1/8|1/2|1) of.*",
     "rows-mapped": "the same, torch.*",

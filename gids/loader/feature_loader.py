@@ -451,8 +451,8 @@ class FeatureLoader(Closing):
         ``packs``: ``superbatches`` (that were written), ``minibatches`` (that were read by packs),
         ``bytes_read``, ``bytes_written``; ``seconds`` of ``plan`` and ``sweep``, which may overlap training,
         ``wait`` and ``gather``; ``choices``: of each superbatch, and of minibatches at random, ``way``,
-        ``minibatches``, ``predicted_s`` by way, ``returned`` (minibatches so far), ``actual_s`` (of reading
-        them); ``scratch``: directories, once known. ``window``, ``planned`` (in use),
+        ``minibatches``, ``predicted_s`` by way, ``returned`` (minibatches so far), ``actual_s`` (of waiting
+        for the pass and for them); ``scratch``: directories, once known. ``window``, ``planned`` (in use),
         ``policy``; ``heat``: the method of each table, or None; ``engine``: its own counters; ``tables``: the
         counters of each table.
         """

@@ -212,7 +212,9 @@ class Packer:
         begun, on = time.perf_counter(), packs.on_device
         try:
             by_packs = coming.swept.result()
-            packs.counted.seconds["wait"] += time.perf_counter() - begun
+            waited_s = time.perf_counter() - begun
+            packs.counted.seconds["wait"] += waited_s
+            coming.choice.actual_s += waited_s
             if by_packs:
                 annex = AnnexRows(packs, coming) if on is None else DeviceAnnexRows(packs, coming, on)
                 packs.counted.choices.append(coming.choice)

@@ -49,8 +49,8 @@ _MARGIN = 1.25
 class Choice:
     """How the minibatches of a superbatch are read. stats()["packs"]["choices"] has the fields.
 
-    way: "random" or "pack". predicted_s: seconds by way. returned, actual_s: minibatches that came so far,
-    and the seconds of reading them.
+    way: "random" or "pack". predicted_s: seconds by way. returned: minibatches that came so far.
+    actual_s: what the consumer waited for them, and for the pass before them.
     """
 
     way: str
