@@ -89,10 +89,10 @@ def test_hits_do_not_depend_on_the_speed_of_the_disk(
     counts, planned = set(), set()
     for pending in (1, 100, 1e6):
         let_disks_need(pending, monkeypatch)
-        options: Any = {"memory": 1 << 30, "cache": 800_000, "policy": policy, "reads": "random"}
+        options: Any = {"memory": 1 << 30, "cache": 1_200_000, "policy": policy, "reads": "random"}
         with feature_loader(path, ["paper.feat"], **options) as loader:
-            for epoch in range(2):
-                small = [{"paper.feat": b["paper.feat"][:20]} for b in minibatches(30, epoch)]
+            for epoch in range(3):
+                small = [{"paper.feat": b["paper.feat"][:20]} for b in minibatches(40, epoch)]
                 for _ in loader.attach(small, ids_of):
                     planned.add(loader.stats()["planned"])
             stats = loader.stats()

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch

@@ -83,7 +83,7 @@ def test_loaders_of_other_tables_take_turns_with_the_memory(path: Path, source: 
     """Full caches of both tables would take more than there is."""
     memory = 8 << 20
     with gids.open(path, memory=memory, window=2, tuning=gids.Tuning(queue_depth=8)) as opened:
-        papers, authors, both = loaders = [
+        papers, authors, _ = loaders = [
             node_loader(opened, tables, minibatch_rows=500)
             for tables in (["paper.feat"], ["author.feat"], TABLES)
         ]

@@ -38,9 +38,7 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
     return device
 
 
-def test_epochs_are_those_of_random_reads(
-    path: Path, epochs: list[list[Minibatch]], on: Device
-) -> None:
+def test_epochs_are_those_of_random_reads(path: Path, epochs: list[list[Minibatch]], on: Device) -> None:
     with opened(path, 4 * MIB) as source, small(source) as loader:
         for epoch in epochs:
             assert_all_same(epoch, loader)
