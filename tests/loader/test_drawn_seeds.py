@@ -24,12 +24,11 @@ def node_loader(path: Path, **options: Any) -> Any:
     return gids.NodeLoader(path, torch.arange(NODES), [3], batch_size=20, shuffle=True, **options)
 
 
-def link_neighbor_loader(path: Path, **options: Any) -> Any:
-    pyg = pytest.importorskip("gids.pyg")
-    return pyg.LinkNeighborLoader(path, [3], None, batch_size=200, shuffle=True, **options)
+def edge_loader(path: Path, **options: Any) -> Any:
+    return gids.EdgeLoader(path, None, [3], batch_size=200, shuffle=True, **options)
 
 
-every_loader = pytest.mark.parametrize("open_loader", [node_loader, link_neighbor_loader])
+every_loader = pytest.mark.parametrize("open_loader", [node_loader, edge_loader])
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def drawn(seed: int) -> int:
 
 def seen(minibatches: Any) -> list[list[int]]:
     """The numbers of each minibatch's seeds and nodes."""
-    names = ("seeds", "pairs", "input_nodes", "input_id", "n_id")
+    names = ("seeds", "pairs", "input_nodes")
     return [
         [n for a in names if hasattr(m, a) for n in getattr(m, a).flatten().tolist()] for m in minibatches
     ]

@@ -188,9 +188,11 @@ def test_rows_of_edges_are_those_of_the_same_edges_or_refused(
             assert np.array_equal(a["edges"][:, of_rows], ends)
 
 
-def test_a_dgl_graph_of_a_second_dataset_that_numbers_nodes_otherwise_is_refused(both: Any) -> None:
+def test_a_dgl_graph_of_a_second_dataset_that_numbers_nodes_otherwise_is_refused(tmp_path: Path) -> None:
     dgl = pytest.importorskip("gids.dgl", exc_type=ImportError)
     from dgl.dataloading import NeighborSampler
+
+    both = write_both(tmp_path, "text")
 
     with gids.open(both[0]) as source, gids.open([both[1], both[0]]) as turned:
         graph, sampler = dgl.graph(source), NeighborSampler([3], prefetch_node_feats=["emb"])

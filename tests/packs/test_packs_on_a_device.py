@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 def small(source: gids.Source, device: str = "cuda") -> gids.NodeLoader:
     """The emulator is slow."""
-    return open_loader(source, every=12, batch_size=32, device=device)
+    return open_loader(source, every=24, batch_size=32, device=device)
 
 
 def opened(path: Path, device_memory: int) -> gids.Source:
