@@ -37,9 +37,7 @@ def write(path: Path, source: dict[str, torch.Tensor]) -> Path:
     return path
 
 
-def minibatches(
-    count: int, seed: int = 0, device: torch.device | str = "cpu", *, most: int = 600
-) -> list[Ids]:
+def minibatches(count: int, seed: int = 0, *, most: int = 600) -> list[Ids]:
     """most: papers in one of them."""
     rng = np.random.default_rng(seed)
 
@@ -47,8 +45,8 @@ def minibatches(
         papers = (ROWS * rng.random(rng.integers(0, most)) ** 2).astype(np.int64)
         authors = rng.permutation(500)[: rng.integers(0, most // 6)]
         return {
-            "paper.feat": torch.from_numpy(papers).to(device),
-            "author.feat": torch.from_numpy(authors).to(device),
+            "paper.feat": torch.from_numpy(papers),
+            "author.feat": torch.from_numpy(authors),
         }
 
     return [minibatch() for _ in range(count)]

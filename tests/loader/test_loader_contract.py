@@ -6,8 +6,8 @@ import errno
 import gc
 import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,12 +41,8 @@ class Way:
         )
         return gids.FeatureLoader(self.source, tables, device=self.device)
 
-    def attach(
-        self, loader: gids.FeatureLoader, batches: Iterable[Ids], count: int | None = None
-    ) -> EpochStream[Ids]:
-        if count is None and isinstance(batches, list):
-            count = len(batches)
-        return loader.attach(batches, ids_of, count=count)
+    def attach(self, loader: gids.FeatureLoader, batches: list[Ids]) -> EpochStream[Ids]:
+        return loader.attach(batches, ids_of, count=len(batches))
 
 
 @pytest.fixture(params=["host", "device", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -78,49 +74,21 @@ def test_no_minibatches_no_ids_and_no_tables(way: Way) -> None:
         assert list(way.attach(loader, [{}, {}])) == [({}, {}), ({}, {})]
 
 
-@pytest.mark.parametrize(
-    ("bad", "error", "message"),
-    [
-        (torch.tensor([5, -1]), IndexError, "table 'paper.feat': id -1 at position 1"),
-        (torch.tensor([5, ROWS]), IndexError, f"id {ROWS} at position 1 .* {ROWS} rows"),
-        (
-            torch.tensor([5], dtype=torch.int32),
-            TypeError,
-            r"expected torch.int64: convert them with .long\(\)",
-        ),
-        (torch.empty(1, dtype=torch.int64, device="meta"), ValueError, "are on meta"),
-    ],
-)
-def test_ids_that_name_no_row_are_an_error_at_their_turn(
-    way: Way, source: Ids, bad: torch.Tensor, error: type[Exception], message: str
-) -> None:
-    batches = minibatches(4)
-    batches[2] = {"paper.feat": bad}
+def test_ids_that_name_no_row_are_an_error_at_their_turn(way: Way, source: Ids) -> None:
     with way.open() as loader:
-        stream = way.attach(loader, batches)
-        for _ in range(2):
-            check(source, *next(stream))
-        read = loader.stats()["pages_read"]
-        with pytest.raises(error, match=message):
-            next(stream)
-        assert way.device != "cpu" or loader.stats()["pages_read"] == read
+        for bad, error, message in (
+            (torch.tensor([5, -1]), IndexError, "table 'paper.feat': id -1 at position 1"),
+            (torch.tensor([5, ROWS]), IndexError, f"id {ROWS} at position 1 .* {ROWS} rows"),
+            (torch.tensor([5], dtype=torch.int32), TypeError, r"convert them with .long\(\)"),
+            (torch.empty(1, dtype=torch.int64, device="meta"), ValueError, "are on meta"),
+        ):
+            stream = way.attach(loader, [*minibatches(2), {"paper.feat": bad}, *minibatches(1)])
+            for _ in range(2):
+                check(source, *next(stream))
+            with pytest.raises(error, match=message):
+                next(stream)
         for minibatch, features in way.attach(loader, minibatches(4)):
             check(source, minibatch, features)
-
-
-def test_an_error_of_the_source_comes_after_the_minibatches_before_it(way: Way, source: Ids) -> None:
-    def sample() -> Iterator[Ids]:
-        yield from minibatches(5)
-        raise OSError("sampler")
-
-    with way.open() as loader:
-        stream = way.attach(loader, sample(), count=6)
-        for _ in range(5):
-            check(source, *next(stream))
-        with pytest.raises(OSError, match="sampler"):
-            next(stream)
-        with pytest.raises(RuntimeError, match="an error ended this epoch after 5 of 6 minibatches"):
-            next(stream)
 
 
 def test_a_page_that_cannot_be_read_fails_the_minibatch_that_needs_it(
@@ -145,45 +113,29 @@ def test_a_page_that_cannot_be_read_fails_the_minibatch_that_needs_it(
             check(source, minibatch, features)
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("how", ["break", "exception", "close", "drop", "interrupt"])
-def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None:
+def test_a_stream_may_end_at_any_moment(way: Way, source: Ids) -> None:
     def held() -> tuple[int, int, list[str]]:
         return len(os.listdir("/proc/self/fd")), threading.active_count(), threads_of_gids()
 
     gc.collect()
     before = held()
     with way.open() as loader:
-        for stop in (0, 3):
+        for how, stop in (("break", 0), ("exception", 2), ("close", 3)):
             stream = way.attach(loader, minibatches(5, stop))
-            try:
+            with suppress(LookupError):
                 for i, (minibatch, features) in enumerate(stream):
                     check(source, minibatch, features)
                     if i == stop:
                         if how == "exception":
-                            raise RuntimeError("in the training step")
-                        if how == "interrupt":
-                            raise KeyboardInterrupt
+                            raise LookupError("in the training step")
                         break
-            except (RuntimeError, KeyboardInterrupt):
-                pass
             if how == "close":
                 stream.close()
                 with pytest.raises(StopIteration):
                     next(stream)
             del stream
-            if loader._cache is not None:
-                marks = loader._cache.page_words("paper.feat") & 0xFFFFFF  # type: ignore[attr-defined]
-                assert not marks.any(), "a mark is left"
-                if way.device == "cpu":
-                    loader._cache.audit()  # type: ignore[attr-defined]
-        for minibatch, features in way.attach(loader, minibatches(3, 99)):
-            check(source, minibatch, features)
+            for minibatch, features in way.attach(loader, minibatches(3, 99)):
+                check(source, minibatch, features)
     way.source.close()
     gc.collect()
-    end = time.monotonic() + 10  # large scratch files are closed in the background
-    while before != (
-        after := (len(os.listdir("/proc/self/fd")), threading.active_count(), threads_of_gids())
-    ):
-        assert time.monotonic() < end, after
-        time.sleep(0.01)
+    assert before == held()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from datasets import random_in_edges
 import gids
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.ranks import Ranks
-from gids.loader.row_source import local_ranks
 from gids.sampler import Labor, Minibatch, Neighbor, RandomWalk
 from gids.store.names import Relation
 from gids.write import DatasetWriter
@@ -93,7 +91,7 @@ def edges_of(minibatch: Minibatch) -> list[set[Any]]:
     return layers
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("world_size", [2, 3, 7])
 def test_parts_cover_a_step_and_differ_by_one_seed_at_most(world_size: int) -> None:
     for count in range(1, 60):
         parts = [list(range(count))[Ranks(rank, world_size).part(count)] for rank in range(world_size)]
@@ -105,10 +103,9 @@ def test_parts_cover_a_step_and_differ_by_one_seed_at_most(world_size: int) -> N
         assert len(together) == max(count, world_size)  # nothing is repeated unless seeds are too few
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize(
-    ("world_size", "count", "batch_size"), [(2, 200, 50), (3, 200, 50), (3, 92, 30), (4, 3, 5), (3, 0, 5)]
+    ("world_size", "count", "batch_size", "drop_last", "shuffle"),
+    [(2, 200, 50, True, True), (3, 200, 50, False, True), (3, 92, 30, True, False), (4, 3, 5, False, True)],
 )
 def test_ranks_take_equal_steps_and_all_seeds(
     one: Path, world_size: int, count: int, batch_size: int, drop_last: bool, shuffle: bool
@@ -135,27 +132,22 @@ def test_ranks_take_equal_steps_and_all_seeds(
 
 
 SAMPLERS: dict[str, Any] = {
-    "Neighbor": Neighbor([3, 4]),
-    "all": Neighbor([-1, 4]),
     "nested": Neighbor([3, 4], batch_dependency=4, nested=True),
-    "Labor": Labor([3, 4]),
     "layer dependency": Labor([3, 4], layer_dependency=True, batch_dependency=3),
     "RandomWalk": RandomWalk([3, 4], num_walks=6),
+    "Neighbor, typed": Neighbor([3, 4]),
 }
 
 
-@pytest.mark.parametrize("name", [*SAMPLERS, "Neighbor, typed", "Labor, typed"])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_sample_together_what_one_process_samples(
-    one: Path, several: Path, name: str, world_size: int
-) -> None:
-    path, seeds = one, torch.arange(0, PAPERS, 4)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_ranks_sample_together_what_one_process_samples(one: Path, several: Path, name: str) -> None:
+    path, seeds = one, torch.arange(0, PAPERS, 9)
     if name.endswith(", typed"):
-        path, seeds = several, {"paper": seeds[::2], "author": torch.arange(0, AUTHORS, 5)}
-    options: dict[str, Any] = {"seeds": seeds, "sampler": SAMPLERS[name.removesuffix(", typed")]}
-    with node_loader(path, batch_size=40 * world_size, **options) as loader:
+        path, seeds = several, {"paper": seeds, "author": torch.arange(0, AUTHORS, 5)}
+    options: dict[str, Any] = {"seeds": seeds, "sampler": SAMPLERS[name]}
+    with node_loader(path, batch_size=120, **options) as loader:
         whole = [m for _ in range(2) for m in loader]
-    compare(whole, on_ranks(world_size, lambda **o: node_loader(path, **o), batch_size=40, **options))
+    compare(whole, on_ranks(3, lambda **o: node_loader(path, **o), batch_size=40, **options))
 
 
 def compare(whole: list[Minibatch], ranks: list[list[Minibatch]]) -> None:
@@ -170,48 +162,41 @@ def compare(whole: list[Minibatch], ranks: list[list[Minibatch]]) -> None:
             assert torch.equal(nodes.sort().values, found.unique())
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("exclude", [None, "self", "reverse"])
-def test_ranks_train_together_on_the_edges_and_negatives_of_one_process(
-    several: Path, exclude: Any, world_size: int
-) -> None:
+def test_ranks_train_together_on_the_edges_and_negatives_of_one_process(several: Path) -> None:
     def open_loader(**options: Any) -> gids.EdgeLoader:
-        options |= {"relation": WRITES, "negatives": 2, "exclude": exclude, "reverse": WRITTEN}
+        options |= {"relation": WRITES, "negatives": 2, "exclude": "reverse", "reverse": WRITTEN}
         options |= {"tables": [], "shuffle": True}
         return gids.EdgeLoader(several, edges, [3, 4], **{"seed": 0} | options)
 
     indptr, indices = random_in_edges(AUTHORS, PAPERS, PAPERS)
     destinations = np.arange(PAPERS).repeat(np.diff(indptr))
-    edges = torch.from_numpy(np.stack([indices, destinations])[:, ::32].copy())
+    edges = torch.from_numpy(np.stack([indices, destinations])[:, ::64].copy())
 
     def pairs(m: Any) -> list[tuple[int, int, float]]:
         ends = [m.seeds[t][at].tolist() for t, at in zip(("author", "paper"), m.pairs, strict=True)]
         return list(zip(*ends, m.labels.tolist(), strict=True))
 
-    with open_loader(batch_size=50 * world_size) as loader:
+    with open_loader(batch_size=100) as loader:
         whole = [m for _ in range(2) for m in loader]
-    ranks = on_ranks(world_size, open_loader, batch_size=50)
+    ranks = on_ranks(2, open_loader, batch_size=50)
     for expected, *parts in zip(whole, *ranks, strict=True):
         assert sorted(pairs(expected)) == sorted(pair for part in parts for pair in pairs(part))
         for layer, edges in enumerate(edges_of(expected)):
             assert edges == set().union(*(edges_of(part)[layer] for part in parts))
         negatives = [[destination for _, destination, label in pairs(part) if label == 0] for part in parts]
-        assert all(negatives[0] != other for other in negatives[1:])
+        assert negatives[0] != negatives[1]
 
 
 def open_kind(kind: str, path: Path, **options: Any) -> EpochLoader:
     if kind == "nodes":
         return node_loader(path, {"paper": torch.arange(0, PAPERS, 4)}, **options)
-    edges = torch.stack([torch.arange(800) % AUTHORS, torch.arange(800)])
+    edges = torch.stack([torch.arange(400) % AUTHORS, torch.arange(400)])
     return gids.EdgeLoader(
         path, edges, [3, 4], relation=WRITES, **{"seed": 0, "tables": [], "shuffle": True} | options
     )
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("kind", ["nodes", "edges"])
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("kind", "before", "after"), [("nodes", 2, 3), ("edges", 3, 1)])
 def test_a_run_resumes_on_any_number_of_ranks(several: Path, kind: str, before: int, after: int) -> None:
     """With the same seeds in a step, over all ranks."""
 
@@ -237,39 +222,6 @@ def test_a_run_resumes_on_any_number_of_ranks(several: Path, kind: str, before: 
         assert {(m.epoch, m.step) for m in parts} == {(whole.epoch, whole.step)}
         assert set(seeds_of(whole)) == {seed for part in parts for seed in seeds_of(part)}
         assert edges_of(whole)[0] == set().union(*(edges_of(part)[0] for part in parts))
-
-
-def test_a_state_of_another_global_batch_is_refused(several: Path) -> None:
-    with open_kind("nodes", several, rank=0, world_size=2, batch_size=60) as loader:
-        state = loader.state_dict()
-    with open_kind("nodes", several, rank=0, world_size=4, batch_size=60) as loader:
-        with pytest.raises(ValueError, match=r"batch_size \* world_size = 120, and this one has 240"):
-            loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "said"),
-    [
-        ({"world_size": 2}, ValueError, "rank=None, world_size=2: give both, or neither"),
-        ({"rank": 2, "world_size": 2}, ValueError, "rank must be 0 to world_size - 1"),
-        ({"rank": "0", "world_size": 2}, TypeError, "rank='0' must be a whole number"),
-        ({"rank": 0, "world_size": True}, TypeError, "world_size=True must be a whole number"),
-    ],
-)
-def test_wrong_ranks_are_refused(several: Path, options: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        open_kind("edges", several, **options)
-
-
-def test_local_ranks_are_those_of_torchrun_else_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, ranks in (("0", 1), ("1", 1), ("8", 8), ("many", 1)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
-        assert local_ranks() == ranks
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert local_ranks() == 1
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    assert local_ranks() == 3
 
 
 def test_torchrun_without_a_process_group_is_warned_of(
@@ -303,21 +255,13 @@ def test_a_loader_that_is_older_than_the_process_group_is_refused(
                 next(iter(loader))
 
 
-def test_ranks_of_one_machine_share_its_memory_and_scratch(
+def test_ranks_of_one_machine_share_its_memory(
     one: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = os.statvfs(one)
-    monkeypatch.setattr("gids.packs.scratch.os.statvfs", lambda _: disk)
-    monkeypatch.setattr("gids.packs.scratch._core.probe_file", lambda _, direct: ("ext4", 4096))
     monkeypatch.setattr("gids.loader.row_source.available_bytes", lambda ranks: (1 << 30) // ranks)
-    free = disk.f_bavail * disk.f_frsize
     for local, share in (("1", "537 MB"), ("4", "to each of 4 ranks, 134 MB")):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-        for given in (None, 1 << 30):
-            with gids.open(one, reads="pack", scratch_bytes=given) as source, caplog.at_level(20, "gids"):
-                scratch = source.lender.scratch(source.options, source.store.table("paper.feat").shard_paths)
-                assert scratch is not None
-                assert source.memory > 0
-                assert scratch.limit_bytes == (given or free // 2 // int(local))
+        with gids.open(one) as source, caplog.at_level("INFO", "gids"):
+            assert source.memory == (1 << 29) // int(local)
         assert share in caplog.text
         caplog.clear()

@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,37 +24,11 @@ from gids.sampler import Neighbor
 OVER = r"ended this epoch after {} of {} minibatches: begin it again, or resume it"
 
 
-class Source:
-    """Minibatches of one row each, until an error of this kind."""
-
-    def __init__(self, fails_at: int, kind: str = "storage") -> None:
-        self._step, self._fails_at, self._kind = -1, fails_at, kind
-
-    def __iter__(self) -> Source:
-        return self
-
-    def __next__(self) -> dict[str, torch.Tensor]:
-        self._step += 1
-        if self._step < self._fails_at:
-            return {"paper.feat": torch.tensor([self._step])}
-        if self._kind == "storage":
-            raise StorageError(5, "cannot read the topology", "indices.npy", self._step)
-        if self._kind == "frozen":
-            raise FrozenError(3)
-        try:
-            raise ValueError("no more")
-        except ValueError as error:
-            if self._kind == "alone":
-                raise
-            errors = [error]
-        raise ExceptionGroup("no more", errors)
-
-
-@dataclass(frozen=True)
-class FrozenError(Exception):
-    """An error whose attributes cannot be set."""
-
-    step: int
+def one_row_each(count: int) -> Iterator[Ids]:
+    """Minibatches until an error."""
+    for step in range(count):
+        yield {"paper.feat": torch.tensor([step])}
+    raise StorageError(5, "cannot read the topology", "indices.npy", count)
 
 
 @pytest.fixture
@@ -64,32 +37,35 @@ def opened(path: Path) -> Iterator[gids.Source]:
         yield source
 
 
-@pytest.mark.parametrize("what", ["source", "ids"])
-@pytest.mark.parametrize("at", [0, 3, 9])
+@pytest.mark.parametrize(("what", "at"), [("source", 0), ("source", 9), ("ids", 3)])
 def test_an_error_is_raised_when_its_minibatch_is_due_and_ends_the_epoch(
     opened: gids.Source, what: str, at: int
 ) -> None:
-    def ids_of(ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def ids_of(ids: Ids) -> Ids:
         if what == "ids" and int(ids["paper.feat"]) == at:
             raise StorageError(5, "cannot read the order", "order.npy", at)
         return ids
 
     loader = gids.FeatureLoader(opened, ["paper.feat"])
-    stream = loader.attach(Source(at if what == "source" else 100), ids_of, count=10)
+    stream = loader.attach(one_row_each(at if what == "source" else 100), ids_of, count=10)
     for step in range(at):
         assert next(stream)[0]["paper.feat"].item() == step
     with pytest.raises(StorageError) as caught:
         next(stream)
     assert caught.value.offset == at
+    if what == "source" and at:
+        (note,) = caught.value.__notes__
+        assert "in one_row_each" in note, "where it was raised"
     assert not loader.has_open_epoch
     for _ in range(2):
         with pytest.raises(RuntimeError, match="an error " + OVER.format(at, 10)):
             next(stream)
 
 
-@pytest.mark.parametrize("tables", [None, []])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", [StorageError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("tables", "threads", "kind"),
+    [(None, 2, StorageError), ([], 1, StorageError), (None, 2, KeyboardInterrupt)],
+)
 def test_a_state_after_an_error_or_ctrl_c_resumes_with_the_minibatch_that_failed(
     path: Path, tables: Any, threads: int, kind: type[BaseException]
 ) -> None:
@@ -141,7 +117,7 @@ def test_ctrl_c_while_rows_are_read_leaves_the_next_epoch_right(opened: gids.Sou
                 raise KeyboardInterrupt
 
     loader, done = gids.FeatureLoader(opened, TABLES), 0
-    for calls in range(1, 2000, 61):
+    for calls in range(1, 800, 73):
         stream, left = loader.attach(minibatches(9), ids_of), calls
         interrupted = False
         while not interrupted:
@@ -162,7 +138,7 @@ def test_ctrl_c_while_rows_are_read_leaves_the_next_epoch_right(opened: gids.Sou
                 check(source, *next(stream))
         for minibatch, features in loader.attach(minibatches(4, calls), ids_of):
             check(source, minibatch, features)
-    assert done > 10
+    assert done > 8
 
 
 def test_the_count_of_attach_is_checked(opened: gids.Source) -> None:
@@ -182,7 +158,7 @@ def test_a_stream_that_holds_an_error_ends_when_it_is_dropped(opened: gids.Sourc
     gc.collect()
     gc.disable()
     try:
-        stream = loader.attach(Source(4, "alone"), ids_of)
+        stream = loader.attach(one_row_each(4), ids_of)
         next(stream)
         next(stream)
         dropped = weakref.ref(stream)
@@ -191,21 +167,6 @@ def test_a_stream_that_holds_an_error_ends_when_it_is_dropped(opened: gids.Sourc
         assert not loader.has_open_epoch
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"), [("alone", ValueError), ("group", ExceptionGroup), ("frozen", FrozenError)]
-)
-def test_an_error_that_was_met_ahead_is_itself_and_says_where_it_was_raised(
-    opened: gids.Source, kind: str, error: type[Exception]
-) -> None:
-    loader = gids.FeatureLoader(opened, ["paper.feat"])
-    stream = loader.attach(Source(3, kind), ids_of)
-    assert [int(next(stream)[0]["paper.feat"]) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(error) as caught:
-        next(stream)
-    (note,) = caught.value.__notes__
-    assert "in __next__" in note
 
 
 def test_a_forked_child_opens_its_own_source(opened: gids.Source, path: Path) -> None:
@@ -221,22 +182,11 @@ def test_a_forked_child_opens_its_own_source(opened: gids.Source, path: Path) ->
                 use()
         with gids.open(path, memory="16MB") as own:
             assert len(list(gids.FeatureLoader(own, TABLES).attach(minibatches(3), ids_of))) == 3
+        loader.close()  # which the parent does not notice
 
     ended(use)
     assert len(list(stream)) == 8
     assert len(list(epoch)) == 10
-
-
-def test_a_closed_source_gives_no_more_minibatches(path: Path) -> None:
-    for tables in (TABLES, []):
-        with gids.open(path, memory="16MB") as source:
-            loader = gids.NodeLoader(source, {"paper": torch.arange(99)}, [3], batch_size=9, tables=tables)
-            epoch = iter(loader)
-            next(epoch)
-        with pytest.raises(ValueError, match="closed"):
-            next(epoch)
-        with pytest.raises(ValueError, match="closed"):
-            iter(loader)
 
 
 def check_rows(loader: gids.NodeLoader, minibatch: Any) -> None:
@@ -303,29 +253,14 @@ def test_the_epoch_that_began_last_has_the_window_and_the_other_one_goes_on_with
     assert ahead() - before == len(train)
 
 
-def test_loaders_of_other_tables_share_a_source_one_after_the_other(path: Path) -> None:
-    with gids.open(path, memory=16 << 20, window=4) as source:
-        make = partial(gids.NodeLoader, source, {"paper": torch.arange(200)}, [3], batch_size=20, seed=0)
-        first, other = make(tables=["paper.feat"]), make(tables=["author.feat"])
-        outer = iter(first)
-        next(outer)
-        epoch = iter(other)
-        with pytest.raises(gids.MemoryBudgetError, match=r"has an open epoch.* only one after"):
-            next(epoch)
-        assert len(list(outer)) == len(first) - 1
-        assert len(list(other)) == len(other)
-        assert len(list(first)) == len(first)
-
-
-@pytest.mark.parametrize("at", [0, 4, 8])
 def test_a_sampler_may_read_rows_by_another_loader_of_the_same_tables(
-    two_loaders: tuple[gids.NodeLoader, gids.NodeLoader], at: int
+    two_loaders: tuple[gids.NodeLoader, gids.NodeLoader],
 ) -> None:
     train, val = two_loaders
 
     class Reading(Neighbor):
         def sample(self, topology: Any, seeds: Any, *, step: int, **numbers: Any) -> Any:
-            if step == at:
+            if step == 4:
                 for minibatch in val:
                     check_rows(val, minibatch)
             return super().sample(topology, seeds, step=step, **numbers)
@@ -336,17 +271,3 @@ def test_a_sampler_may_read_rows_by_another_loader_of_the_same_tables(
         check_rows(train, minibatch)
         seeds += minibatch.seeds["paper"].tolist()  # type: ignore[call-overload]
     assert seeds == list(range(200))
-
-
-def test_reads_that_a_close_cancels_are_no_failures(path: Path) -> None:
-    for _ in range(100):  # until a close finds reads that wait
-        with gids.open(path, memory=16 << 20, window=4, tuning=gids.Tuning(queue_depth=2)) as source:
-            loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20, seed=0)
-            epoch = iter(loader)
-            next(epoch), next(epoch)
-            epoch.close()
-            stats = loader.stats()
-        assert stats["failures"] == 0
-        if stats["misses"] > stats["pages_read"]:
-            return
-    pytest.fail("no close has cancelled a read")

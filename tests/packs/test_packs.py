@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from packs_example import assert_all_same, assert_same, open_loader, open_source, scratch_files
 
 import gids
 from gids.loader import packer, superbatch
+from gids.loader.stats import describe_choices
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
@@ -45,79 +45,39 @@ def ways(loader: Any) -> list[tuple[str, int]]:
     return [(c["way"], c["returned"]) for c in loader.stats()["packs"]["choices"]]
 
 
-@pytest.mark.parametrize("memory", [16 * MIB, 5 * MIB])
-@pytest.mark.parametrize("check_crc", [False, True])
-def test_epochs_are_those_of_random_reads(
-    path: Path, epochs: list[list[Minibatch]], memory: int, check_crc: bool
-) -> None:
-    with open_source(path, "pack", memory, check_crc=check_crc) as source, open_loader(source) as loader:
-        for epoch in epochs:
+def test_epochs_are_those_of_random_reads(path: Path, epochs: list[list[Minibatch]]) -> None:
+    with open_source(path, "pack", check_crc=True) as source, open_loader(source) as loader:
+        for epoch in epochs[:2]:
             assert_all_same(epoch, loader)
         stats = loader.stats()["packs"]
-        assert stats["minibatches"] == sum(map(len, epochs))
+        assert stats["minibatches"] == sum(map(len, epochs[:2]))
         assert stats["bytes_written"] > 0
         assert all(way == "pack" for way, _ in ways(loader))
-        assert len(epochs) <= len(ways(loader)) <= stats["superbatches"]
+        assert 2 <= len(ways(loader)) <= stats["superbatches"]
     assert scratch_files(path) == []
 
 
-@pytest.mark.parametrize("memory", [16 * MIB, 3 * MIB])
-def test_superbatches_beside_each_other_or_one_after_the_other(
-    path: Path, epochs: list[list[Minibatch]], memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packer, "MOST_STEPS", 8)
-    with open_source(path, "pack", memory) as source, open_loader(source) as loader:
-        assert_all_same(epochs[0], loader)
-        found = iter(loader)
-        assert_same(next(found), epochs[1][0])
-        assert ("next superbatch" in loader.stats()["memory"]) == (memory == 16 * MIB)
-        for expected in epochs[1][1:]:
-            assert_same(next(found), expected)
-        assert ways(loader) == 2 * [("pack", 8), ("pack", 8), ("pack", 5)]
-
-
-def test_a_long_epoch_goes_over_to_packs(path: Path, epochs: list[list[Minibatch]], packs_pay: None) -> None:
-    with open_source(path, "auto", 2 * MIB) as source, open_loader(source, batch_size=16) as loader:
-        expected = open_loader(open_source(path, "random"), batch_size=16)
+def test_a_long_epoch_goes_over_to_packs(path: Path, packs_pay: None) -> None:
+    with open_source(path, "auto", 2 * MIB) as source, open_loader(source, every=6, batch_size=16) as loader:
+        expected = open_loader(open_source(path, "random"), every=6, batch_size=16)
         assert_all_same(expected, loader)
         (first, at_random), *packed = ways(loader)
         assert first == "random"
         assert 16 <= at_random < len(loader)
         assert {way for way, _ in packed} == {"pack"}
         assert at_random + sum(count for _, count in packed) == len(loader)
-        assert_all_same(expected, loader)  # by packs from the beginning, or not
 
 
 def test_random_reads_that_are_faster_stay(
     path: Path, packs_pay: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(superbatch, "predict", lambda *_, **__: {"random": 1.0, "pack": 2.0})
-    with open_source(path, "auto", 2 * MIB) as source, open_loader(source, batch_size=16) as loader:
-        expected = open_loader(open_source(path, "random"), batch_size=16)
+    with open_source(path, "auto", 2 * MIB) as source, open_loader(source, every=6, batch_size=16) as loader:
+        expected = open_loader(open_source(path, "random"), every=6, batch_size=16)
         for _ in range(2):
             assert_all_same(expected, loader)
         assert {way for way, _ in ways(loader)} == {"random"}
         assert loader.stats()["packs"]["bytes_written"] == 0
-
-
-def test_an_epoch_that_is_left_early(path: Path, epochs: list[list[Minibatch]]) -> None:
-    with open_source(path, "pack") as source, open_loader(source) as loader:
-        for minibatch, expected in zip(loader, epochs[0][:3], strict=False):
-            assert_same(expected, minibatch)
-        state = loader.state_dict()
-        assert_all_same(epochs[1], loader)
-        loader.load_state_dict(state)
-        assert_all_same(epochs[0][state["step"] :], loader)
-    assert scratch_files(path) == []
-
-
-def test_another_loader_between_two_epochs(path: Path, epochs: list[list[Minibatch]]) -> None:
-    with open_source(path, "pack") as source, open_loader(source) as loader:
-        with open_loader(source, every=50) as other:
-            for epoch in epochs[:3]:
-                assert_all_same(epoch, loader)
-                assert len(list(other)) == len(other)
-    assert scratch_files(path) == []
 
 
 def test_an_epoch_that_is_interrupted_goes_on_at_random(
@@ -131,19 +91,6 @@ def test_an_epoch_that_is_interrupted_goes_on_at_random(
             assert len(list(other)) == len(other)
             assert_all_same(expected[5:], found)
     one_warning("open a second source")
-
-
-def test_rows_are_converted(path: Path) -> None:
-    options = {"tables": ["paper.feat", "author.feat"], "dtype": torch.float16}
-
-    def rows(reads: str) -> list[dict[str, torch.Tensor]]:
-        with open_source(path, reads) as source:
-            seeds = {"paper": torch.arange(0, 4000, 9)}
-            loader = gids.NodeLoader(source, seeds, [4], batch_size=64, seed=1, **options)  # type: ignore[arg-type]
-            return [dict(minibatch.features) for minibatch in loader]
-
-    for a, b in zip(rows("random"), rows("pack"), strict=True):
-        assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 class Unpicklable:
@@ -169,7 +116,9 @@ def test_minibatches_that_do_not_pickle(
     one_warning("Unpicklable does not pickle")
 
 
-def test_an_error_of_the_sampler_comes_in_its_place(path: Path, rows: dict[str, torch.Tensor]) -> None:
+def test_an_error_of_the_sampler_or_a_wrong_id_comes_in_its_place(
+    path: Path, rows: dict[str, torch.Tensor]
+) -> None:
     def sampler() -> Iterator[torch.Tensor]:
         yield torch.arange(5)
         yield torch.arange(7)
@@ -180,9 +129,6 @@ def test_an_error_of_the_sampler_comes_in_its_place(path: Path, rows: dict[str, 
         assert torch.equal(next(stream)[1]["paper.feat"], rows["paper.feat"][:count])
     with pytest.raises(LookupError, match="no more seeds"):
         next(stream)
-
-
-def test_a_wrong_id_is_an_error_of_its_minibatch(path: Path, rows: dict[str, torch.Tensor]) -> None:
     stream, _ = attached(path, [torch.arange(5), torch.tensor([4000]), torch.arange(7)])
     assert torch.equal(next(stream)[1]["paper.feat"], rows["paper.feat"][:5])
     with pytest.raises(IndexError, match="4000"):
@@ -208,11 +154,10 @@ def _forgetful(ids: torch.Tensor) -> Forgetful:
 @pytest.mark.parametrize(
     ("become", "said"),
     [
-        (lambda ids: ids[1:], r"minibatch 0 reads other rows of 'paper\.feat' than before it was pickled"),
         (lambda ids: ids.flip(0), r"minibatch 0 reads other rows of 'paper\.feat'.*in another order"),
         (lambda ids: ids[:0], r"cannot be read back: LookupError\('forgot all'\); let its sampler"),
     ],
-    ids=["fewer", "order", "none"],
+    ids=["order", "none"],
 )
 def test_a_minibatch_that_changes_when_it_is_pickled(path: Path, become: Any, said: str) -> None:
     stream, _ = attached(path, [Forgetful(torch.arange(5), become)])
@@ -233,14 +178,13 @@ def test_empty_minibatches_and_tables_that_one_does_not_read(
     source.close()
 
 
-@pytest.mark.parametrize("scratch_bytes", [1 * MIB, 6 * MIB])
 def test_scratch_that_is_full(
-    path: Path, expected: list[Minibatch], scratch_bytes: int, one_warning: Callable[[str], None]
+    path: Path, expected: list[Minibatch], one_warning: Callable[[str], None]
 ) -> None:
-    with open_source(path, "pack", scratch_bytes=scratch_bytes) as source:
+    with open_source(path, "pack", scratch_bytes=6 * MIB) as source:
         with open_loader(source) as loader:
             assert_all_same(expected, loader)
-    one_warning(f"scratch_bytes={scratch_bytes} is used up")
+    one_warning(f"scratch_bytes={6 * MIB} is used up")
     assert scratch_files(path) == []
 
 
@@ -304,15 +248,13 @@ def test_memory_is_what_stats_says(path: Path) -> None:
         assert {"lines", "pieces", "outputs", "next superbatch"} <= memory.keys()
 
 
-def test_positions_of_rows_that_are_stored_in_another_order(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(5)
-    rows = torch.randn(3000, 16, generator=generator)
-    order = torch.randperm(3000, generator=generator).numpy()
-    with DatasetWriter(tmp_path / "ordered.gids") as writer:
-        writer.write_table("node", "_N", "feat", rows, order=order.astype(np.int64))
-    source = gids.open(tmp_path / "ordered.gids", reads="pack", memory=8 * MIB)
-    loader = gids.FeatureLoader(source, ["_N.feat"])
-    asked = [torch.randint(0, 3000, (400,), generator=generator) for _ in range(9)]
-    for ids, features in loader.attach(asked, lambda ids: {"_N.feat": ids}):
-        assert torch.equal(features["_N.feat"], rows[ids])
-    source.close()
+def test_choices_are_described_and_added_up_by_way() -> None:
+    def choice(way: str, minibatches: int, actual_s: float, **predicted_s: float) -> dict[str, Any]:
+        return {"way": way, "minibatches": minibatches, "predicted_s": predicted_s, "actual_s": actual_s}
+
+    packs = [choice("pack", 1250, 21.25, pack=20.0, random=31.5), choice("pack", 10, 0.25, pack=0.5)]
+    at_random = choice("random", 9, 1.5, random=1.0, pack=2.0)
+    assert describe_choices([packs[0], at_random, packs[1]]) == (
+        "1,260 minibatches by pack reads, took 21.5 s (predicted: pack 20.5 s); "
+        "9 minibatches by random reads, took 1.5 s (predicted: random 1.0 s, pack 2.0 s)"
+    )

@@ -6,29 +6,27 @@ import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from packs_example import (
-    open_source,
-    scratch_files,
-)
+from packs_example import open_source, scratch_files
 
-import gids
-import gids.pyg
 from gids.errors import StorageError
 from gids.packs import Scratch, ScratchFull, find_scratch, scratch
-from gids.packs.scratch import ScratchFile
 
 
-def test_a_directory_that_does_not_exist_or_is_a_file(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for wrong in (tmp_path / "none", tmp_path / "file"):
+def test_a_directory_that_does_not_exist_or_is_a_file_is_named(path: Path, tmp_path: Path) -> None:
+    missing, file = tmp_path / "none", tmp_path / "file"
+    file.touch()
+    for given, wrong in ((missing, missing), (file, file), ([tmp_path, missing], missing)):
         with pytest.raises(StorageError, match="scratch= must be a directory") as caught:
-            open_source(path, "auto", scratch=wrong)
+            open_source(path, "auto", scratch=given)
         assert caught.value.errno == errno.ENOTDIR
         assert caught.value.filename == str(wrong)
-        open_source(path, "random", scratch=wrong).close()  # which needs none
+        open_source(path, "random", scratch=given).close()  # which needs none
+    with pytest.raises(ValueError, match="scratch is an empty list: give a directory, or several"):
+        open_source(path, "pack", scratch=[])
+    with pytest.raises(ValueError, match="reads must be one of auto, random, pack"):
+        open_source(path, "packs")
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs at /dev/shm")
@@ -69,36 +67,6 @@ def test_a_file_system_that_reserves_nothing(several: list[Path], monkeypatch: p
     file.close()
 
 
-@pytest.mark.parametrize("reads", ["packs", "sweep", "", None, 3, ["pack"]])
-def test_other_reads_are_refused(path: Path, reads: Any) -> None:
-    with pytest.raises(ValueError, match="reads must be one of auto, random, pack"):
-        open_source(path, reads)
-
-
-def scratch_of(source: gids.Source, table: str) -> Scratch | None:
-    """Where the packs of a table go."""
-    return source.lender.scratch(source.options, source.store.table(table).shard_paths)
-
-
-def test_loaders_of_a_source_share_the_limit(path: Path) -> None:
-    with open_source(path, "pack", scratch_bytes=1 << 30) as source:
-        one, other = (scratch_of(source, name) for name in ("paper.feat", "author.feat"))
-        assert one is other is not None
-
-
-def inode(file: ScratchFile) -> int:
-    return os.fstat(file.fds[0]).st_ino
-
-
-def test_options_of_scratch_hold_for_each_loader(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with open_source(path, "pack", scratch=tmp_path, scratch_bytes=1 << 30) as source:
-        other = source.with_options(scratch=str(tmp_path / "other"), scratch_bytes=1 << 20)
-        for taken, directory, limit in ((source, tmp_path, 1 << 30), (other, tmp_path / "other", 1 << 20)):
-            space = scratch_of(taken, "paper.feat")
-            assert (space.directories, space.limit_bytes) == ((directory,), limit)
-
-
 def test_each_directory_takes_as_much(several: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def limit(devices: str, *free: int) -> int:
         names = list(map(str, several))
@@ -114,14 +82,6 @@ def test_each_directory_takes_as_much(several: list[Path], monkeypatch: pytest.M
     assert limit("aab", 800, 800, 300) == 3 * 75
     assert limit("aab", 240, 240, 300) == 3 * 30
     assert find_scratch(list(map(str, several)), 77, ()).limit_bytes == 77  # type: ignore[union-attr]
-
-
-def test_a_wrong_directory_of_several_is_named(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="scratch= must be a directory") as caught:
-        open_source(path, "pack", scratch=[tmp_path, tmp_path / "none"])
-    assert caught.value.filename == str(tmp_path / "none")
-    with pytest.raises(ValueError, match="scratch is an empty list: give a directory, or several"):
-        open_source(path, "pack", scratch=[])
 
 
 @pytest.fixture
