@@ -9,7 +9,6 @@ from reader_example import assert_table, convert, refused, write_table
 import gids
 from gids import FeatureStore
 from gids.cli import main
-from gids.convert.arrow_table import ArrowTable
 from gids.write.partition import partition
 
 pa = pytest.importorskip("pyarrow")
@@ -212,15 +211,6 @@ def test_missing_values_of_a_csv_file_are_nan_and_text_ids_stay(tmp_path):
     assert store.ids()[:] == ["NA", "null", "c"]
     assert store.table("x").read_rows(range(3)).isnan().tolist() == [True, False, True]
     assert store.labels["_N"].tolist() == [0, -1, 1]
-
-
-def test_vectors_in_any_print_are_numbers_and_words_with_digits_are_not(tmp_path):
-    numbers = ["{0.1,0.2}", "[nan, 0.2]", "[1.0, None]", "array([0.1], dtype=float32)", "tensor([1.,2.])"]
-    numbers += ["[[1,2],[3,4]]", "<1,2>", '"1 2"', "inf", "5%", "$5", "[np.float64(1.0), -2]", "[-.5\t1e-3]"]
-    words = ["E12", "T1", "5t", "nan", "none", "info", "nano 5", "-", "[]", ""]
-    columns = {text: [text, "a"] for text in numbers + words} | {"words": [["in", "2019"]] * 2}
-    table = ArrowTable([write_table(tmp_path / "nodes.parquet", **columns)])
-    assert table.numbers_as_text([*columns]) == {text: text for text in numbers}
 
 
 def test_parts_may_have_their_columns_in_another_order(tmp_path):

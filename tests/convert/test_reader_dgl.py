@@ -21,7 +21,7 @@ def dgl():
 
 @pytest.mark.parametrize("kept", ["coo", "csc"])
 def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys, kept):
-    """DGLDataset.save writes the graphs, of which one format may be kept, and a pickle, which is not opened."""
+    """DGLDataset.save writes the graphs, here in one format, and a pickle, which is not opened."""
     graph = dgl.graph((EDGES[0], EDGES[1]), num_nodes=40).formats(kept)
     graph.ndata["feat"] = torch.from_numpy(FEAT)
     graph.ndata["label"] = torch.arange(40) % 3 - 1

@@ -60,15 +60,6 @@ def test_files_of_konect(tmp_path):
     assert_dataset(store, tables=tables, edges={HOMOGENEOUS: EDGES})
 
 
-def test_column_without_a_name_is_left_out_with_a_note(tmp_path, capsys):
-    """As pandas writes the index."""
-    values = np.stack([np.arange(E), *EDGES[::-1], np.arange(E)], axis=1)
-    text(tmp_path / "e.csv", header=",dst,src,skipped\n", values=values)
-    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--skip", "skipped")
-    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES})
-    assert "without a name, or of pandas' index: '(unnamed) 1'" in capsys.readouterr().err
-
-
 def test_two_by_two_array_prints_how_it_is_read(tmp_path, capsys):
     np.save(tmp_path / "e.npy", [[0, 1], [2, 3]])
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--quiet")

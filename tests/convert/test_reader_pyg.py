@@ -181,25 +181,6 @@ def test_random_link_split(tmp_path, capsys, geometric):
     assert "all.pt holds 3 graphs; save one graph per file" in error
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("x", [[1.0], [2.0, 3.0]] * (N // 2), "a list"),
-        ("x", torch.zeros(N, 2, dtype=torch.complex64), "complex64[60, 2], which tables cannot hold"),
-        ("x", torch.zeros(N, 2, 2).to_sparse(), "a 3-dimensional tensor of layout torch.sparse_coo"),
-        ("y", 3, "a single number"),
-        ("extra", {"a": torch.zeros(N)}, "a dict"),
-        ("A", torch.eye(N), "a matrix of edges: save edge_index, (2, E), or SciPy's CSR matrix as adj.npz"),
-    ],
-)
-def test_what_training_may_need_is_converted_or_skipped_by_name(tmp_path, capsys, name, value, said):
-    torch.save(tensors(**{name: value}, num_nodes=N), tmp_path / "d.pt")
-    error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
-    assert f"leave it out with --skip {name}: {name!r} of " in error
-    assert said in error
-    convert(tmp_path / "d.pt", tmp_path / "x.gids", "--skip", name)
-
-
 def test_numbers_and_text_are_left_out_with_a_warning(tmp_path, capsys):
     more = {"name": "cora", "classes": 7, "words": ["a"] * N, "colors": {"a": 1}, "nothing": None}
     torch.save(tensors(**more), tmp_path / "d.pt")

@@ -188,6 +188,12 @@ GRAPHS = [
     ("d.pt", saved(x=None, edge_index=None, adj_t=torch.ones(N, N)), "of layout torch.strided; save"),
     ("d.pt", saved(edge_index=MATRIX, num_nodes=N), "not a dense tensor; save one of shape (2, E)"),
     ("d.pt", lambda p: torch.save(3, p), "holds a int, not a PyG graph; save data.to_dict()"),
+    ("d.pt", saved(x=[[1.0], [2.0, 3.0]] * 30, num_nodes=N), "with --skip x: 'x' of '_N': a list"),
+    ("d.pt", saved(x=torch.zeros(N, 2, dtype=torch.complex64)), "complex64[60, 2], which tables cannot hold"),
+    ("d.pt", saved(x=torch.zeros(N, 2, 2).to_sparse(), num_nodes=N), "a 3-dimensional tensor of layout"),
+    ("d.pt", saved(y=3), "--skip y: 'y' of '_N': a single number"),
+    ("d.pt", saved(extra={"a": torch.zeros(N)}), "--skip extra: 'extra' of '_N': a dict"),
+    ("d.pt", saved(A=torch.eye(N)), "a matrix of edges: save edge_index, (2, E), or SciPy's CSR matrix"),
     ("d.pt", lambda p: torch.save(({"x": MATRIX}, {"x": torch.tensor([0, 30])}), p), "holds several graphs"),
 ]
 FILES = [*DAMAGED, *ARRAYS, *EDGE_LISTS, *TABLES, *ARRAYS_AND_TABLES, *GRAPHS]
