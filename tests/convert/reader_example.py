@@ -112,10 +112,10 @@ def truncate(path, share=0.5):
 
 
 def write_source(path, content):
-    """A file or a directory. content: an array of .npy, text, bytes, columns of a table by name, a function
+    """A file or a directory. content: columns (of .csv, .parquet), an array of .npy, text, bytes, a function
     that writes the path, or the contents of a directory by name; None: nothing is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, dict) and path.name.endswith((".csv", ".tsv", ".parquet")):
+    if isinstance(content, dict) and path.suffix in (".csv", ".parquet"):
         write_table(path, **content)
     elif isinstance(content, dict):
         path.mkdir(exist_ok=True)

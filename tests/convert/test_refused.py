@@ -161,8 +161,8 @@ TABLES = [
     ("s", {"nodes.parquet": TWO, "edges.parquet": {"src": ["a"], "dst": ["b"]}}, "'_N' nodes have no ids"),
     ("s", {"nodes.parquet": TWO, "edges.parquet": {"src": [0], "dst": [2]}}, "is 2; it must be from 0 to 1"),
     ("s", {"nodes.csv": TWO, "nodes.parquet": TWO}, "are both the table 'nodes'"),
-    ("s", {"nodes.parquet": {"0.parquet": TWO, "1.csv": TWO}}, "the parts of a table must be of one kind"),
-    ("s", {"nodes.parquet": {"0.parquet": TWO, "1.parquet": {"y": [1]}}}, "has different columns than"),
+    ("s", {"nodes": {"part-0.parquet": TWO, "part-1.csv": TWO}}, "the parts of a table must be of one kind"),
+    ("s", {"nodes": {"part-0.parquet": TWO, "part-1.parquet": {"y": [1]}}}, "has different columns than"),
     ("s", {"nodes": {f"part-{i}-{n}.csv": TWO for i, n in ((0, "a"), (0, "b"))}}, "call them part-0,"),
 ]
 BESIDE = {"feat.npy": FEAT, "edges.parquet": {"src": EDGES[0], "dst": EDGES[1]}}
@@ -174,7 +174,7 @@ ARRAYS_AND_TABLES = [
     ("s", {**BESIDE, "e.parquet": lambda p: p.symlink_to("nowhere")}, "is a link to a file that is"),
     ("s", TYPED, "does not say which types of nodes its edges join"),
     ("s", {**BESIDE, "_delta_log": {"0.json": ""}}, "is of a Delta or Hudi table"),
-    ("s", {"feat.npy": FEAT, "edges.parquet": {"day=2": {"0.parquet": ONE_EDGE}}}, "is in a folder"),
+    ("s", {"feat.npy": FEAT, "edges": {"day=2": {"0.parquet": ONE_EDGE}}}, "is in a folder"),
     ("s", {"raw": {"data.npz": ""}, "metadata.yaml": ""}, "may be ogb, graphbolt: choose one with --from"),
     ("s", {}, "unknown format 'hdf6'; choose gids, ogb, mag240m", "--from", "hdf6"),
 ]

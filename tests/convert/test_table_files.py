@@ -147,17 +147,6 @@ def test_arrays_and_tables_of_several_types(tmp_path):
     )
 
 
-def test_types_may_be_called_as_parts_are(tmp_path):
-    for ntype in ("part1", "part2"):
-        write_table(tmp_path / f"s/nodes/{ntype}.csv", x=[0.5, 1.5])
-    write_table(tmp_path / "s/edges/part1.to.part2.csv", src=[0, 1], dst=[1, 1])
-    assert_dataset(
-        convert(tmp_path / "s", tmp_path / "d.gids"),
-        tables={f"{ntype}.x": np.array([0.5, 1.5]) for ntype in ("part1", "part2")},
-        edges={("part1", "to", "part2"): ([0, 1], [1, 1])},
-    )
-
-
 OTHERS = [
     *("x.parquet", "x.feather", "x.tsv.gz", "x.json", "x.pkl", "x.bin", "NODES.CSV", "labels.txt"),
     *("feat.bin", "nodes/x.npz", "edges/deep/x.pq.zst", "edges.parquet/000000_0", "part-r-0", "edge_list"),
