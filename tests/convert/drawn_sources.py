@@ -21,7 +21,6 @@ import torch
 from datasets import save_arrays
 from safetensors.torch import save_file
 
-
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 TARGETS = (None, *FLOATS, *WHOLE, "bool")

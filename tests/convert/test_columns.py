@@ -3,10 +3,8 @@ option, names that fail."""
 
 import numpy as np
 import pytest
-import torch
 from reader_example import assert_table, convert, refused, write_table
 
-import gids
 from gids import FeatureStore
 from gids.cli import main
 from gids.write.partition import partition
@@ -113,7 +111,7 @@ def test_columns_of_numbers_become_one_table_in_the_order_of_the_file(tmp_path, 
     assert store.split("train").tolist() == [0, 1, 2, 3]
 
 
-def test_x_is_the_feature_of_pyg_and_keeps_its_columns_wherever_it_goes(tmp_path, capsys):
+def test_x_keeps_its_columns_wherever_it_goes(tmp_path, capsys):
     columns = {"age": [1.5, 2.5, 3.5], "height": [4, 5, 6]}
     nodes = write_table(tmp_path / "s/nodes.csv", id=["a", "b", "c"], label=[0, 1, 0], **columns)
     write_table(tmp_path / "s/edges.csv", src=["a", "b"], dst=["b", "c"], w=[0.5, 1.5], kind=[1, 2])
@@ -135,10 +133,6 @@ def test_x_is_the_feature_of_pyg_and_keeps_its_columns_wherever_it_goes(tmp_path
     capsys.readouterr()
     assert main(["verify", path, "--against", str(tmp_path / "s"), "--quiet"]) == 1
     assert "has the columns ('age', 'height'), in the source ('height', 'age')" in capsys.readouterr().out
-    pyg = pytest.importorskip("gids.pyg", exc_type=ImportError)
-    with pyg.NeighborLoader(gids.open(path, memory="64MB"), [-1], torch.tensor([1]), batch_size=1) as loader:
-        [batch] = loader
-    assert batch.x.tolist() == [[2.5, 5], [1.5, 4]]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("pyarrow.csv")
 RNG = np.random.default_rng(23)
-N, E = 300, 1500
+N, E = 120, 400
 TEXTS = [f"ü{i * 7919 % 100_003}" + "x" * (i % 19) for i in range(N)]
 TEXTS[5], TEXTS[6], TEXTS[7] = "NA", "007", 'a,"b"'
 NUMBERS = (RNG.permutation(10 * N)[:N] * 1_000_003 - (1 << 40)).tolist()
@@ -127,7 +127,7 @@ def test_edges_name_the_nodes_of_several_types_and_ids_stay_when_a_dataset_is_ch
     assert_typed(changed, edges)
     assert np.array_equal(changed.table("paper.x").read_rows(range(N)), FEAT.astype(np.float64))
     assert main(["info", str(tmp_path / "b.gids")]) == 0
-    assert "  paper  300  ids text" in capsys.readouterr().out
+    assert "  paper  120  ids text" in capsys.readouterr().out
     for against in ("a.gids", "s"):
         assert main(["verify", str(tmp_path / "b.gids"), "--against", str(tmp_path / against)]) == 0
         assert "ids of 'author' nodes: equal" in capsys.readouterr().err
@@ -154,10 +154,10 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
 
 def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys):
     """Also their features. The other edges get the ids 0, 1, 2, …"""
-    write_nodes(tmp_path / "s", TEXTS[:200])
+    write_nodes(tmp_path / "s", TEXTS[:80])
     write_edges(tmp_path / "s", named(TEXTS, ENDS[0]), named(TEXTS, ENDS[1]))
     kept = [
-        (TEXTS[s], TEXTS[d], w) for s, d, w in zip(*ENDS.tolist(), WEIGHT, strict=True) if s < 200 and d < 200
+        (TEXTS[s], TEXTS[d], w) for s, d, w in zip(*ENDS.tolist(), WEIGHT, strict=True) if s < 80 and d < 80
     ]
     store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
     assert f"dropped {E - len(kept)} of {E} edges '_N._E._N', whose ends" in capsys.readouterr().err
@@ -194,10 +194,10 @@ def test_an_unknown_id_is_named_with_the_id_that_it_resembles(tmp_path, capsys, 
 @pytest.mark.parametrize(("kind", "suffix"), [("text", ".csv"), ("numbers", ".parquet")])
 def test_an_id_of_two_nodes_is_refused_with_both_places(tmp_path, capsys, kind, suffix):
     ids = list(IDS[kind])
-    ids[250] = ids[31]
+    ids[100] = ids[31]
     nodes = write_nodes(tmp_path / "s", ids, suffix)
     error = refused(capsys, nodes, tmp_path / "a.gids")
-    first, second = ("row 33", "row 252") if suffix == ".csv" else ("row 31", "row 250")
+    first, second = ("row 33", "row 102") if suffix == ".csv" else ("row 31", "row 100")
     assert f"two '_N' nodes have the id {ids[31]!r}: {nodes}, {first}" in error
     assert f" and {nodes}, {second}" in error
 

@@ -72,7 +72,7 @@ def test_members_of_hdf5_are_read_by_all_links_left_out_or_skipped_by_name(tmp_p
     error = refused(capsys, tmp_path / "a.h5", tmp_path / "x.gids")
     assert "leave it out with --skip gone --skip pairs: 'gone' of a.h5: a link to nothing" in error
     assert "'pairs' of a.h5: of type [('a', '<f4'), " in error
-    options = ("--skip", "pairs", "--skip", "gone", "--quiet")
+    options = ("--skip", "pairs", "--skip", "gone", "--quiet", "--split", "none")
     assert_dataset(
         convert(tmp_path / "a.h5", tmp_path / "a.gids", *options),
         tables={"_N.group/feat": FEAT[:, :2], "_N.pos": FEAT, "_N.soft": np.arange(50) % 3},

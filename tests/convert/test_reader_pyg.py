@@ -43,7 +43,7 @@ def assert_homogeneous(store):
 
 @pytest.mark.parametrize("kind", ["data", "dictionary", "in-memory dataset", "older in-memory dataset"])
 def test_homogeneous_graph(tmp_path, geometric, kind):
-    Data = geometric.data.Data  # noqa: N806
+    Data = geometric.data.Data
     saved = {
         "data": Data.from_dict(tensors()),
         "dictionary": tensors(),
@@ -177,7 +177,7 @@ def test_random_link_split(tmp_path, capsys, geometric):
         edges={HOMOGENEOUS: parts[0].edge_index.numpy()},
     )
     torch.save(parts, tmp_path / "all.pt")
-    error = refused(capsys, tmp_path / "all.pt", tmp_path / "x.gids")
+    error = refused(capsys, tmp_path / "all.pt", tmp_path / "all.gids")
     assert "all.pt holds 3 graphs; save one graph per file" in error
 
 

@@ -93,7 +93,7 @@ ARRAYS = [
     ("s", {"feat.npy": FEAT, "edge_index.npy": EDGES.astype("u8") - 80}, "near position"),
     ("s", {"edge_index.npy": EDGES}, "the number of '_N' nodes is unknown"),
     ("s", {"feat.npy": FEAT, "label.npy": GAPS, "y.npy": GAPS}, "both 'label' and 'y'"),
-    ("s", {"feat.npy": FEAT, "label.npy": np.zeros(5, int)}, "gives 5 '_N' nodes, but there are 60"),
+    ("s", {"feat.npy": FEAT, "label.npy": np.zeros(5, int)}, "gives 60 '_N' nodes, but there are 5 ("),
     ("s", {"feat.npy": FEAT, "train_idx.npy": np.array([60])}, "train_idx[0] is 60"),
     ("s", {"feat.npy": FEAT, "train.npy": np.arange(20)}, "; call it train_idx if these are the ids of a"),
     ("s", {"feat.npy": FEAT, "val_mask.npy": FEAT[:, 0] > 0, "val_idx.npy": np.ones(2, int)}, "is a second"),

@@ -77,9 +77,7 @@ def products(root: Path) -> Expected:
     (root / "split/sales").mkdir(parents=True)
     torch.save({k: torch.from_numpy(v) for k, v in OGB_SPLITS.items()}, root / "split/sales/split_dict.pt")
     said = ("has one direction of each edge; --reverse-edges",)
-    return Expected(
-        {"_N.feat": FEAT}, {RELATION: EDGES}, {"_N": CLASSES[:, None]}, {"_N": SPLITS}, said=said
-    )
+    return Expected({"_N.feat": FEAT}, {RELATION: EDGES}, {"_N": CLASSES[:, None]}, {"_N": SPLITS}, said=said)
 
 
 def mag(root: Path) -> Expected:
@@ -305,9 +303,7 @@ def tables(root: Path, suffix: str = ".parquet", **changes: Any) -> Expected:
         "_N._E._N.w": np.arange(E, dtype=np.float32),
     }
     said = ("left out columns of '_N': 'title': of type string",)
-    return Expected(
-        expected, {RELATION: EDGES}, {"_N": KNOWN}, {"_N": {"train": range(40)}}, said=said
-    )
+    return Expected(expected, {RELATION: EDGES}, {"_N": KNOWN}, {"_N": {"train": range(40)}}, said=said)
 
 
 def arrow(root: Path) -> Expected:
