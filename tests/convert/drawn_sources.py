@@ -21,8 +21,6 @@ import torch
 from datasets import save_arrays
 from safetensors.torch import save_file
 
-from gids.store.dtypes import byte_view
-
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 TARGETS = (None, *FLOATS, *WHOLE, "bool")
@@ -153,16 +151,6 @@ def _holds(dtype: str, value: int) -> bool:
     return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
-def _permuted(draw: Draw, order: np.ndarray) -> Draw:
-    """The draw with its edges in another order."""
-    weight = Values(draw.weight.array[order], draw.weight.dtype)
-    return replace(draw, weight=weight, edges=draw.edges[:, order])
-
-
-def _pointers(ids: np.ndarray, count: int) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=count))])
-
-
 def _homogeneous(
     path: Path, draw: Draw, *options: str, weight_key: str = "weight", **changes: Values | None
 ) -> Written:
@@ -172,26 +160,12 @@ def _homogeneous(
     return Written(path, options, tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
 
 
-def _matrix(path: Path, draw: Draw) -> Written:
-    """A source with an adjacency matrix. Its values are no table if all are 1."""
-    return _homogeneous(path, draw, weight_key="" if (draw.weight.array == 1).all() else "weight")
-
-
 # ---- one function for each form of source ----
 
 
 def npy(root: Path, draw: Draw) -> Written:
     np.save(root / "feat.npy", draw.feat.array)
     return Written(root / "feat.npy", (), {"_N.feat": draw.feat})
-
-
-def raw(root: Path, draw: Draw) -> Written:
-    """--dtype is the type in the file, so nothing is cast."""
-    (root / "feat.data").write_bytes(byte_view(draw.feat.tensor()).tobytes())
-    shape = ",".join(map(str, draw.feat.array.shape))
-    return Written(
-        root / "feat.data", ("--dtype", draw.feat.dtype, f"--shape={shape}"), {"_N.feat": draw.feat}
-    )
 
 
 def _arrays(draw: Draw) -> dict[str, np.ndarray]:
@@ -240,33 +214,23 @@ def torch_files(root: Path, draw: Draw) -> Written:
     return _homogeneous(root / "s", draw)
 
 
-def tensor_file(root: Path, draw: Draw) -> Written:
-    torch.save(draw.feat.tensor(), root / "x.pt")
-    return Written(root / "x.pt", (), {"_N.feat": draw.feat})
-
-
-def in_edges(root: Path, draw: Draw) -> Written:
-    order = np.argsort(draw.edges[1], kind="stable")
-    arrays = {k: v for k, v in _arrays(draw).items() if k != "edge_index"}
-    indptr = _pointers(draw.edges[1], draw.node_count)
-    save_arrays(root / "s", **arrays, indptr=indptr, indices=draw.edges[0, order], edge_ids=order)
-    return _homogeneous(root / "s", draw)
-
-
 def sparse_npz(root: Path, draw: Draw) -> Written:
-    """SciPy's CSR matrices: rows of adj list destinations, attr is dense in the dataset."""
-    draw = _permuted(draw, np.lexsort((draw.edges[1], draw.edges[0])))
+    """SciPy's CSR matrices: rows of adj list destinations, attr is dense in the dataset. The values of adj
+    are no table if all are 1."""
+    order = np.lexsort((draw.edges[1], draw.edges[0]))
+    weight, edges = Values(draw.weight.array[order], draw.weight.dtype), draw.edges[:, order]
+    draw = replace(draw, weight=weight, edges=edges)
     save_arrays(root / "s", y=draw.labels)
     feat = draw.feat.array
     if feat.ndim == 2 and feat.shape[1]:
-        matrix = scipy.sparse.csr_matrix(feat)
-        scipy.sparse.save_npz(root / "s/attr.npz", matrix)
+        scipy.sparse.save_npz(root / "s/attr.npz", scipy.sparse.csr_matrix(feat))
     else:
         np.save(root / "s/feat.npy", feat)
     shape = (draw.node_count, draw.node_count)
-    ends = (draw.edges[1].astype(np.int64), _pointers(draw.edges[0], draw.node_count))
-    scipy.sparse.save_npz(root / "s/adj.npz", scipy.sparse.csr_matrix((draw.weight.array, *ends), shape))
-    return _matrix(root / "s", draw)
+    pointers = np.searchsorted(edges[0], np.arange(draw.node_count + 1))
+    ends = (edges[1].astype(np.int64), pointers)
+    scipy.sparse.save_npz(root / "s/adj.npz", scipy.sparse.csr_matrix((weight.array, *ends), shape))
+    return _homogeneous(root / "s", draw, weight_key="" if (weight.array == 1).all() else "weight")
 
 
 def pyg(root: Path, draw: Draw) -> Written:
@@ -288,28 +252,6 @@ def pyg(root: Path, draw: Draw) -> Written:
             saved[name] = {"array": values.numpy, "lists": values.tolist}.get(kind, lambda v=values: v)()
     torch.save(saved, root / "d.pt")
     return _homogeneous(root / "d.pt", draw, weight_key="edge_weight")
-
-
-def _pyg_matrix(layout: str) -> Callable[[Path, Draw], Written]:
-    """adj_t as a sparse tensor, whose rows are destinations."""
-
-    def write(root: Path, draw: Draw) -> Written:
-        if layout == "csr":
-            draw = _permuted(draw, np.lexsort((draw.edges[0], draw.edges[1])))
-        sources, destinations = torch.from_numpy(draw.edges.astype(np.int64))
-        values, size = draw.weight.tensor(), (draw.node_count, draw.node_count)
-        if layout == "coo":
-            indices = torch.stack([destinations, sources])
-            matrix = torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
-        else:
-            pointers = torch.from_numpy(_pointers(draw.edges[1], draw.node_count))
-            matrix = torch.sparse_csr_tensor(pointers, sources.contiguous(), values, size)
-        torch.save(
-            {"feat": draw.feat.tensor(), "adj_t": matrix, "y": torch.from_numpy(draw.labels)}, root / "d.pt"
-        )
-        return _matrix(root / "d.pt", draw)
-
-    return write
 
 
 def _cells(values: np.ndarray) -> list[str]:
@@ -389,20 +331,6 @@ def parquet(root: Path, draw: Draw) -> Written:
     return written
 
 
-def ogb(root: Path, draw: Draw) -> Written:
-    (root / "s/raw").mkdir(parents=True)
-    np.savez_compressed(
-        root / "s/raw/data.npz",
-        edge_index=draw.edges,
-        node_feat=draw.feat.array,
-        edge_weight=draw.weight.array,
-        num_nodes_list=np.array([draw.node_count]),
-        num_edges_list=np.array([draw.edges.shape[1]]),
-    )
-    np.savez(root / "s/raw/node-label.npz", node_label=draw.labels)
-    return _homogeneous(root / "s", draw)
-
-
 def ogb_text(root: Path, draw: Draw) -> Written:
     """Text with fractions is read as float32, as OGB's own loader does."""
 
@@ -427,20 +355,15 @@ ALL = ("bool", *WHOLE, *FLOATS)
 NUMPY = tuple(name for name in ALL if name != "bfloat16")
 READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
     "npy": (npy, NUMPY),
-    "raw": (raw, tuple(name for name in ALL if name in TARGETS)),
     "npz": (npz, NUMPY),
     "directory": (directory, NUMPY),
     "hdf5": (hdf5, NUMPY),
     "safetensors": (safetensors, ALL),
     "torch files": (torch_files, ALL),
-    "tensor file": (tensor_file, ALL),
-    "in-edges": (in_edges, NUMPY),
     "sparse npz": (sparse_npz, tuple(name for name in NUMPY if name != "float16")),
     "pyg": (pyg, ALL),
-    **{f"pyg adj_t {layout}": (_pyg_matrix(layout), ALL) for layout in ("coo", "csr")},
     "csv": (csv_edges, NUMPY),
     "parquet": (parquet, NUMPY),
-    "ogb": (ogb, NUMPY),
     "ogb text": (ogb_text, (*WHOLE, "float32", "float64")),
 }
 """How each form of source is written, and the types of features that it can have."""

@@ -92,8 +92,13 @@ def assert_graph(store, relation, sources, destinations):
     assert np.array_equal(ids, order)
 
 
-def write_csv(path, **columns):
+def write_table(path, **columns):
+    """A table in a file of Parquet (.parquet, .pq) or of text (.csv, .tsv, .gz too). Returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix in (".parquet", ".pq"):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.table(columns), path, row_group_size=97)
+        return path
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "wt", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter="\t" if ".tsv" in path.name else ",")
@@ -106,26 +111,22 @@ def truncate(path, share=0.5):
     os.truncate(path, int(path.stat().st_size * share))
 
 
-def harmed(write, harm):
-    """A function that makes a valid dataset with write, and changes it with harm."""
-
-    def make(root):
-        write(root / "s")
-        harm(root / "s")
-        return root / "s"
-
-    return make
-
-
-def refuses(write, *cases):
-    """A test that bad sources are refused in one line: cases of (harm, message, *arguments).
-
-    write(path) makes a valid source, which harm(path) changes.
-    """
-
-    @pytest.mark.parametrize(("harm", "message", "arguments"), [(h, said, more) for h, said, *more in cases])
-    def test(tmp_path, capsys, harm, message, arguments):
-        source = harmed(write, harm)(tmp_path)
-        assert message in refused(capsys, source, tmp_path / "x.gids", *arguments)
-
-    return test
+def write_source(path, content):
+    """A file or a directory. content: columns (of .csv, .parquet), an array of .npy, text, bytes, a function
+    that writes the path, or the contents of a directory by name; None: nothing is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, dict) and path.suffix in (".csv", ".parquet"):
+        write_table(path, **content)
+    elif isinstance(content, dict):
+        path.mkdir(exist_ok=True)
+        for name, part in content.items():
+            write_source(path / name, part)
+    elif isinstance(content, str):
+        path.write_text(content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif callable(content):
+        content(path)
+    elif content is not None:
+        np.save(path, content)
+    return path

@@ -3,24 +3,21 @@ option, names that fail."""
 
 import numpy as np
 import pytest
-import torch
-from reader_example import assert_table, convert, refused, write_csv
+from reader_example import assert_table, convert, refused, write_table
 
-import gids
 from gids import FeatureStore
 from gids.cli import main
-from gids.convert.arrow_table import ArrowTable
 from gids.write.partition import partition
 
 pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("pyarrow.csv")
-pytest.importorskip("pyarrow.feather")
+feather = pytest.importorskip("pyarrow.feather")
 
 
 def test_a_table_of_which_no_column_is_left_is_refused(tmp_path, capsys):
-    users = write_csv(tmp_path / "users.csv", user_id=["a", "b"], x=[1, 2])
-    follows = write_csv(tmp_path / "follows.csv", follower=["a"], followed=["b"])
+    users = write_table(tmp_path / "users.csv", user_id=["a", "b"], x=[1, 2])
+    follows = write_table(tmp_path / "follows.csv", follower=["a"], followed=["b"])
     error = refused(capsys, users, follows, tmp_path / "s.gids")
     assert f"{follows} has neither a column of numbers nor one of ids" in error
     assert "--id-column" in error
@@ -31,7 +28,7 @@ def test_a_table_of_which_no_column_is_left_is_refused(tmp_path, capsys):
 
 
 def test_a_bad_cell_in_a_numbered_column_is_refused(tmp_path, capsys):
-    nodes = write_csv(
+    nodes = write_table(
         tmp_path / "nodes.csv", x_0=[1, 2], x_1=["3", "hello"], x_2=[5, 6], a_0=["p", "q"], a_1=["r", "s"]
     )
     error = refused(capsys, nodes, tmp_path / "a.gids")
@@ -41,14 +38,11 @@ def test_a_bad_cell_in_a_numbered_column_is_refused(tmp_path, capsys):
     assert list(store.tables) == ["_N.x"]
     assert store.table("x").read_rows(range(2)).tolist() == [[1, 5], [2, 6]]
     assert "left out columns of '_N': 'a_0', 'a_1': 'p' is no number (" in capsys.readouterr().err
-    store = convert(nodes, tmp_path / "c.gids", "--skip", "x_1", "--skip", "x_2")  # one is left
-    assert store.table("x").read_rows(range(2)).tolist() == [[1], [2]]
-    assert "--skip y: " in refused(capsys, nodes, tmp_path / "b.gids", "--skip", "x_1", "--skip", "y")
 
 
 def test_labels_and_splits_that_are_text_are_refused(tmp_path, capsys):
     names = {f"t{i:02d}": ["a", "b"] for i in range(30)}
-    nodes = write_csv(tmp_path / "nodes.csv", x=[1, 2], **names, label=["c", "d"], split=["train", "test"])
+    nodes = write_table(tmp_path / "nodes.csv", x=[1, 2], **names, label=["c", "d"], split=["train", "test"])
     error = refused(capsys, nodes, tmp_path / "a.gids")
     assert f"column 'label' of '_N': 'c' is no number ({nodes}, row 2); give labels as whole numbers" in error
     assert error.endswith(", or leave it out with --skip label --skip split")
@@ -59,30 +53,24 @@ def test_labels_and_splits_that_are_text_are_refused(tmp_path, capsys):
     assert line.startswith("left out columns of '_N': 't00', ")
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_table_alone_is_of_nodes_with_an_id_column_and_of_edges_with_ends(tmp_path, capsys, suffix):
-    table = write_csv(tmp_path / "t.csv", item_id=["a", "b"], src=[0, 1], dst=[1, 0])
-    if suffix == ".parquet":
-        pq.write_table(pa.csv.read_csv(table), table := tmp_path / "t.parquet")
+def test_a_table_alone_is_of_nodes_with_an_id_column_and_of_edges_with_ends(tmp_path):
+    table = write_table(tmp_path / "t.csv", item_id=["a", "b"], src=[0, 1], dst=[1, 0])
     store = convert(table, tmp_path / "a.gids", "--id-column", "item_id")
     assert store.table("_N.x").columns == ("src", "dst")
     assert store.ids()[0] == "a"
     store = convert(table, tmp_path / "b.gids", "--src-column", "dst", "--dst-column", "src")
     assert not store.tables
     assert store.num_nodes() == 2
-    assert "have the columns item_id, src, dst; exactly one must be named 'from'" in refused(
-        capsys, table, tmp_path / "c.gids", "--src-column", "from"
-    )
 
 
-def written(folder, suffix, columns):
-    """A file of nodes with these columns."""
-    path = folder / f"nodes{suffix}"
-    if suffix == ".csv":
-        return write_csv(path, **columns)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path, row_group_size=4)
-    return path
+def test_a_table_with_ends_is_of_edges_unless_it_is_called_nodes(tmp_path, capsys):
+    columns = {"src": [0, 2], "dst": [1, 0], "w": [5, 6]}
+    table = write_table(tmp_path / "x.parquet", **columns)
+    store = convert(table, tmp_path / "x.gids", "--num-nodes", "600")
+    assert (sorted(store.tables), store.num_nodes(), store.num_edges()) == (["_N._E._N.w"], 600, 2)
+    assert "parquet is an edge list, because it has columns of sources and dest" in capsys.readouterr().err
+    store = convert(write_table(tmp_path / "nodes.parquet", **columns), tmp_path / "n.gids")
+    assert store.table("x").columns == ("src", "dst", "w")
 
 
 TYPES = {
@@ -92,10 +80,9 @@ TYPES = {
 
 
 @pytest.mark.parametrize("suffix", TYPES)
-@pytest.mark.parametrize("seed", range(3))
-def test_columns_of_numbers_become_one_table_in_the_order_of_the_file(tmp_path, suffix, seed):
+def test_columns_of_numbers_become_one_table_in_the_order_of_the_file(tmp_path, suffix):
     """In NumPy's common type. Columns with a meaning, series and lists are apart."""
-    rng, count = np.random.default_rng(seed), 9
+    rng, count = np.random.default_rng(0), 9
     names = [f"c{i}_mean" for i in range(int(rng.integers(2, 14)))]
     columns = {name: rng.integers(0, 2, count).astype(rng.choice(TYPES[suffix])) for name in names}
     columns = {
@@ -107,7 +94,7 @@ def test_columns_of_numbers_become_one_table_in_the_order_of_the_file(tmp_path, 
     series = {f"pos_{i}": rng.random(count) for i in rng.permutation(11)}
     every = {**columns, **apart, **labels, **mask, **series}
     order = rng.permutation(list(every)).tolist()
-    source = written(tmp_path / "s", suffix, {name: every[name] for name in order})
+    source = write_table(tmp_path / f"s/nodes{suffix}", **{name: every[name] for name in order})
     store = convert(source, tmp_path / "a.gids", *["--from", suffix[1:], "--separate", "kept"])
     x = [columns[name] for name in order if name in columns]
     expected = {
@@ -124,54 +111,43 @@ def test_columns_of_numbers_become_one_table_in_the_order_of_the_file(tmp_path, 
     assert store.split("train").tolist() == [0, 1, 2, 3]
 
 
-def test_x_is_the_feature_of_pyg_and_keeps_its_columns_wherever_it_goes(tmp_path, capsys):
+def test_x_keeps_its_columns_wherever_it_goes(tmp_path, capsys):
     columns = {"age": [1.5, 2.5, 3.5], "height": [4, 5, 6]}
-    nodes = write_csv(tmp_path / "s/nodes.csv", id=["a", "b", "c"], label=[0, 1, 0], **columns)
-    write_csv(tmp_path / "s/edges.csv", src=["a", "b"], dst=["b", "c"], w=[0.5, 1.5], kind=[1, 2])
+    nodes = write_table(tmp_path / "s/nodes.csv", id=["a", "b", "c"], label=[0, 1, 0], **columns)
+    write_table(tmp_path / "s/edges.csv", src=["a", "b"], dst=["b", "c"], w=[0.5, 1.5], kind=[1, 2])
     store = convert(tmp_path / "s", tmp_path / "a.gids")
     assert sorted(store.tables) == ["_N._E._N.kind", "_N._E._N.w", "_N.x"], "those of edges have their names"
     path = str(tmp_path / "a.gids")
     assert main(["info", path]) == 0
     assert "\n    columns: age, height\n" in capsys.readouterr().out
-    for changed in (
-        convert(path, tmp_path / "b.gids", "--dtype", "float32", "--order", "degree"),
-        convert(path, tmp_path / "c.gids", "--dtype", "x=int8"),
-    ):
-        assert changed.table("_N.x").columns == ("age", "height")
-        assert main(["verify", str(changed.path), "--against", str(tmp_path / "s"), "--quiet"]) == 0
+    changed = convert(path, tmp_path / "b.gids", "--dtype", "float32", "--order", "degree")
+    assert changed.table("_N.x").columns == ("age", "height")
+    assert main(["verify", str(changed.path), "--against", str(tmp_path / "s"), "--quiet"]) == 0
     partition(tmp_path / "a.gids", tmp_path / "parts", 2)
     assert FeatureStore(tmp_path / "parts/part-001.gids").table("_N.x").columns == ("age", "height")
-    for suffix in (".csv", ".parquet"):
-        assert main(["export", path, "_N.x", str(tmp_path / f"out{suffix}")]) == 0
-        again = convert(tmp_path / f"out{suffix}", tmp_path / f"again{suffix}.gids")
-        assert again.table("x").columns == ("age", "height")
-        assert_table(again, "_N.x", np.array([*columns.values()], np.float64).T)
-    write_csv(nodes, id=["a", "b", "c"], label=[0, 1, 0], height=[1.5, 2.5, 3.5], age=[4, 5, 6])
+    assert main(["export", path, "_N.x", str(tmp_path / "out.csv")]) == 0
+    again = convert(tmp_path / "out.csv", tmp_path / "again.gids")
+    assert again.table("x").columns == ("age", "height")
+    assert_table(again, "_N.x", np.array([*columns.values()], np.float64).T)
+    write_table(nodes, id=["a", "b", "c"], label=[0, 1, 0], height=[1.5, 2.5, 3.5], age=[4, 5, 6])
     capsys.readouterr()
     assert main(["verify", path, "--against", str(tmp_path / "s"), "--quiet"]) == 1
     assert "has the columns ('age', 'height'), in the source ('height', 'age')" in capsys.readouterr().out
-    pyg = pytest.importorskip("gids.pyg", exc_type=ImportError)
-    with pyg.NeighborLoader(gids.open(path, memory="64MB"), [-1], torch.tensor([1]), batch_size=1) as loader:
-        [batch] = loader
-    assert batch.x.tolist() == [[2.5, 5], [1.5, 4]]
 
 
 @pytest.mark.parametrize(
     ("columns", "options", "tables"),
     [
-        ({"x": [1, 2]}, (), {"x": (2,)}),
-        ({"age": [1, 2], "label": [0, 1]}, (), {"age": (2,)}),
         ({"x_0": [1, 2], "x_1": [1.5, 2], "age": [3, 4]}, (), {"x": (2, 2), "age": (2,)}),
         ({"x": [1, 2], "age": [3, 4]}, ("--separate", "x"), {"x": (2,), "age": (2,)}),
         ({"feat": [[1, 2], [3, 4]], "a": [1, 2], "b": [3, 4]}, (), {"feat": (2, 2), "columns": (2, 2)}),
-        ({"emb": [[1, 2], [3, 4]], "a": [1, 2]}, (), {"emb": (2, 2), "a": (2,)}),
         ({"pos": [1, 2], "pos_0": [1, 2], "pos_1": [3, 4]}, (), {"x": (2, 1), "pos": (2, 2)}),
         ({"a": [1, 2], "b_1": [1, 2], "b_2": [3, 4], "split": [0, 1]}, (), {"x": (2, 3), "split": (2,)}),
         ({"a": [1, 2], "__index_level_0__": [5, 6], "Unnamed: 0": [5, 6]}, (), {"a": (2,)}),
     ],
 )
 def test_names_of_tables_of_columns(tmp_path, columns, options, tables):
-    store = convert(written(tmp_path, ".parquet", columns), tmp_path / "a.gids", *options)
+    store = convert(write_table(tmp_path / "nodes.parquet", **columns), tmp_path / "a.gids", *options)
     found = {t.key: (t.row_count, *t.shape) for t in store.tables.values()}
     assert found == tables
 
@@ -183,17 +159,11 @@ DAYS = pa.array([1, 2], pa.timestamp("us"))
     ("suffix", "columns", "message"),
     [
         (".csv", {"emb": ["[0.5, 1]", "[1, 2]"]}, "'[0.5, 1]' is no number"),
-        (".csv", {"emb": ["0.5 1", "1 2"]}, "'0.5 1' is no number"),
-        (".csv", {"emb": ["?", "0.5"]}, "'?' is no number"),
         (".csv", {"emb": ["2020-01-01 10:00:00", "2020-01-02"]}, "' is no number"),
-        (".csv", {"emb": ["1,5", "2"]}, "'1,5' is no number"),
         (".parquet", {"emb": [["a", "1"], ["0.5", "2"]]}, "not numbers, such as '0.5 2'"),
         (".parquet", {"emb": ["[0.5 1]", "x"]}, "of type string, not numbers, such as '[0.5 1]'"),
-        (".parquet", {"emb": pa.array(["1", "2"]).dictionary_encode()}, "not numbers, such as '1'"),
         (".parquet", {"emb": pa.array([[], None], pa.list_(pa.int8()))}, "'emb' is empty, as all lists are"),
         (".parquet", {"emb": DAYS}, "of type timestamp[us], not numbers"),
-        (".parquet", {"emb": [[[1]], [[2]]]}, "of type list<element: list<element: int64>>, not"),
-        (".parquet", {"emb": [{"a": 1}, {"a": 2}]}, "of type struct<a: int64>, not numbers"),
         (
             ".parquet",
             {"emb": [(1 << 53) + 1, 2], "a": [0.5, 1]},
@@ -204,7 +174,7 @@ DAYS = pa.array([1, 2], pa.timestamp("us"))
 def test_numbers_that_cannot_be_converted_are_refused_with_the_option(
     tmp_path, capsys, suffix, columns, message
 ):
-    source = written(tmp_path, suffix, {"x": [1, 2], "name": ["a", "b"], **columns})
+    source = write_table(tmp_path / f"nodes{suffix}", x=[1, 2], name=["a", "b"], **columns)
     error = refused(capsys, source, tmp_path / "a.gids", "--from", suffix[1:])
     assert message in error
     assert error.endswith("--skip emb")
@@ -214,97 +184,42 @@ def test_numbers_that_cannot_be_converted_are_refused_with_the_option(
 @pytest.mark.parametrize(
     ("suffix", "label", "mask"),
     [
-        (".parquet", pa.array([3, None, 1, None], pa.uint8()), [True, None, False, None]),
-        (".parquet", pa.array([True, None, False, None]), pa.array([1, None, 0, 0], pa.int8())),
-        (".parquet", pa.array([3.0, None, 1, None]), pa.array([1.0, None, 0, 0])),
-        (".parquet", [[3], [None], [1], [None]], [1, None, 0, 0]),
-        (".parquet", pa.array([3, None, 1, None]).dictionary_encode(), [True, False, False, None]),
+        (".parquet", pa.array([3, None, 1, None], pa.uint8()), pa.array([1, None, 0, 0], pa.int8())),
+        (".parquet", [[3], [None], [1], [None]], [True, None, False, None]),
+        (".parquet", pa.array([3, None, 1, None]).dictionary_encode(), pa.array([1.0, None, 0, 0])),
         (".csv", [3, "", 1, "NA"], [True, "", "False", "null"]),
     ],
 )
 def test_nulls_among_labels_and_masks_are_none_and_counted(tmp_path, capsys, suffix, label, mask):
-    source = written(tmp_path, suffix, {"age": [0, 1, 2, 3], "Label": label, "train_mask": mask})
+    columns = {"age": [0, 1, 2, 3], "Label": label, "train_mask": mask}
+    source = write_table(tmp_path / f"nodes{suffix}", **columns)
     store = convert(source, tmp_path / "a.gids", "--from", suffix[1:])
-    bools = isinstance(label, pa.Array) and label.type == pa.bool_()
-    assert store.labels["_N"].reshape(-1).tolist() == [1 if bools else 3, -1, 0 if bools else 1, -1]
+    assert store.labels["_N"].reshape(-1).tolist() == [3, -1, 1, -1]
     assert store.split("train").tolist() == [0]
     assert "'Label' of '_N' has 2 nulls in 4 rows: no label" in capsys.readouterr().err
 
 
-def test_series_of_labels_and_masks_have_the_meaning_of_their_name(tmp_path, capsys):
-    masks = {f"train_mask_{i}": mask for i, mask in enumerate([[1, 0, 1], [0, None, 1]])}
-    columns = {"Y_0": [1, None, 0], "Y_1": [0, 1, 1], **masks}
-    source = written(tmp_path, ".parquet", {"age": [1, 2, 3], **columns})
-    store = convert(source, tmp_path / "a.gids", "--split-column", "1")
-    assert list(store.tables) == ["_N.age"]
-    assert store.labels["_N"].tolist() == [[1, 0], [-1, 1], [0, 1]]
-    assert store.split("train").tolist() == [2]
-    assert "'Y' of '_N' has 1 nulls in 3 rows: no label" in capsys.readouterr().err
-
-
 def test_missing_values_of_a_csv_file_are_nan_and_text_ids_stay(tmp_path):
-    source = write_csv(tmp_path / "nodes.csv", id=["NA", "null", "c"], x=["NA", 2, ""], y=[0, "nan", 1])
+    source = write_table(tmp_path / "nodes.csv", id=["NA", "null", "c"], x=["NA", 2, ""], y=[0, "nan", 1])
     store = convert(source, tmp_path / "a.gids")
     assert store.ids()[:] == ["NA", "null", "c"]
     assert store.table("x").read_rows(range(3)).isnan().tolist() == [True, False, True]
     assert store.labels["_N"].tolist() == [0, -1, 1]
 
 
-def test_vectors_in_any_print_are_numbers_and_words_with_digits_are_not(tmp_path):
-    numbers = ["{0.1,0.2}", "[nan, 0.2]", "[1.0, None]", "array([0.1], dtype=float32)", "tensor([1.,2.])"]
-    numbers += ["[[1,2],[3,4]]", "<1,2>", '"1 2"', "inf", "5%", "$5", "[np.float64(1.0), -2]", "[-.5\t1e-3]"]
-    words = ["E12", "T1", "5t", "nan", "none", "info", "nano 5", "-", "[]", ""]
-    columns = {text: [text, "a"] for text in numbers + words} | {"words": [["in", "2019"]] * 2}
-    table = ArrowTable([written(tmp_path, ".parquet", columns)])
-    assert table.numbers_as_text([*columns]) == {text: text for text in numbers}
+def test_parts_may_have_their_columns_in_another_order(tmp_path):
+    parts = tmp_path / "s/nodes.arrow"
+    parts.mkdir(parents=True)
+    feather.write_feather(pa.table({"b": [1, 2], "t": ["p", "q"], "a": [3, 4]}), parts / "0.arrow")
+    feather.write_feather(pa.table({"a": [7], "b": [9], "t": ["r"]}), parts / "1.arrow")
+    x = convert(tmp_path / "s", tmp_path / "a.gids").table("x")
+    assert (x.columns, x.read_rows(range(3)).tolist()) == (("b", "a"), [[1, 3], [2, 4], [9, 7]])
 
 
-def test_parts_may_have_their_columns_in_another_order(tmp_path, capsys):
-    for suffix, write in ((".parquet", pq.write_table), (".arrow", pa.feather.write_feather)):
-        parts = tmp_path / suffix[1:] / f"nodes{suffix}"
-        parts.mkdir(parents=True)
-        write(pa.table({"b": [1, 2], "t": ["p", "q"], "a": [3, 4], "s": ["5", "6"]}), parts / f"0{suffix}")
-        write(pa.table({"a": [7], "s": ["8"], "b": [9], "t": ["r"]}), parts / f"1{suffix}")
-        source, path = parts.parent, tmp_path / f"{suffix[1:]}.gids"
-        assert "column 's' of '_N'" in refused(capsys, source, path)
-        x = convert(source, path, "--skip", "s").table("x")
-        assert (x.columns, x.read_rows(range(3)).tolist()) == (("b", "a"), [[1, 3], [2, 4], [9, 7]])
-
-
-def test_what_only_an_option_can_solve_names_it(tmp_path, capsys):
-    for columns, message in (
-        ({"label": pa.array([1 << 63, None], pa.uint64())}, "column 'label' of "),
-        (
-            {"feat": [[1], [2]], "columns": [[3], [4]], "b": [1, 2]},
-            "'_N.columns': rename one, or leave it out with",
-        ),
-    ):
-        source = written(tmp_path, ".parquet", {"a": [1, 2], **columns})
-        assert message in refused(capsys, source, tmp_path / "a.gids")
-
-
-def test_a_column_to_separate_must_exist(tmp_path, capsys):
-    source = write_csv(tmp_path / "nodes.csv", x=[1, 2])
-    error = refused(capsys, source, tmp_path / "a.gids", "--separate", "age")
-    assert "--separate age: the tables have no column of that name" in error
-
-
-@pytest.mark.parametrize("text", ["id;x;label\na;1;0\nb;2;1\n", "% of KONECT\n# id;x;label\na;1;0\nb;2;1\n"])
-def test_semicolons_and_comments_in_tables(tmp_path, text):
-    (tmp_path / "nodes.csv").write_text(text)
+def test_semicolons_and_comments_in_tables(tmp_path):
+    (tmp_path / "nodes.csv").write_text("% of KONECT\n# id;x;label\na;1;0\nb;2;1\n")
     (tmp_path / "edges.csv").write_text("% asym weighted\nsrc;dst\na;b\n")
     store = convert(tmp_path / "nodes.csv", tmp_path / "edges.csv", tmp_path / "a.gids")
     assert store.ids()[:] == ["a", "b"]
     assert store.table("_N.x").read_rows([0, 1]).tolist() == [1, 2]
     assert store.graph().indices.tolist() == [0]
-
-
-def test_a_page_with_a_wrong_checksum_is_refused(tmp_path, capsys):
-    source = tmp_path / "nodes.parquet"
-    table = pa.table({"x": np.random.default_rng(0).random(1000)})
-    pq.write_table(table, source, write_page_checksum=True, compression="none", use_dictionary=False)
-    convert(source, tmp_path / "a.gids")
-    data = bytearray(source.read_bytes())
-    data[len(data) // 2] ^= 1
-    source.write_bytes(data)
-    assert "nodes.parquet cannot be read: " in refused(capsys, source, tmp_path / "b.gids")

@@ -5,28 +5,11 @@ import pytest
 from datasets import save_arrays, sorted_edges
 from reader_example import assert_graph, assert_table, convert, refused
 
-from gids.convert.edges import as_edges
-from gids.convert.source import InEdges
-from gids.store.rows import as_rows
-
 N, E = 60, 900
 RNG = np.random.default_rng(21)
 EDGES = RNG.integers(0, N, (2, E))
 EDGES[:, 100:160] = EDGES[:, :60]  # repeats
 EDGES[0, 200:220] = EDGES[1, 200:220]  # loops
-
-
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_in_edges_become_edges(with_ids):
-    indptr, indices, ids = sorted_edges(*EDGES, N)
-    topology = InEdges(as_rows(indptr), as_rows(indices), as_rows(ids) if with_ids else None)
-    pieces = [np.concatenate(parts) for parts in zip(*as_edges(topology, N, N).pieces(80), strict=True)]
-    order = np.argsort(pieces[2])
-    if with_ids:
-        assert np.array_equal(np.stack([pieces[0], pieces[1]])[:, order], EDGES)
-    else:
-        assert np.array_equal(pieces[0], indices)
-        assert np.array_equal(pieces[2], np.arange(E))
 
 
 def reversed_too(edges):
@@ -39,9 +22,7 @@ def with_loops(edges):
 
 
 CASES = {
-    "--reverse-edges": (reversed_too(EDGES), True, {"by_source": False}),
     "--self-loops": (with_loops(EDGES), False, {"by_source": False}),
-    "--sort-neighbors": (EDGES, True, {"by_source": True}),
     "--dedup": (EDGES, False, {"by_source": True, "dedup": True}),
     "--reverse-edges --self-loops --dedup": (
         with_loops(reversed_too(EDGES)),
@@ -103,17 +84,12 @@ def test_reverse_relations_keep_edge_ids_and_tables(tmp_path):
     assert_table(store, "paper.cites.paper.w", np.concatenate([cites, cites]))
 
 
-@pytest.mark.parametrize("option", ["--self-loops", "--dedup"])
-def test_options_that_change_edges_reject_edge_tables(tmp_path, capsys, option):
+def test_options_that_change_edges_reject_edge_tables_and_a_second_reverse(tmp_path, capsys):
     heterogeneous(tmp_path / "s")
-    error = refused(capsys, tmp_path / "s", tmp_path / "a.gids", option)
-    assert error.startswith(f"gids convert: {option}")
-    assert "would not fit them; leave out the option" in error
-
-
-def test_existing_reverse_relation_is_not_replaced(tmp_path, capsys):
-    source = tmp_path / "s"
-    heterogeneous(source)
-    save_arrays(source, **{"edges/paper.rev_writes.author/edge_index": np.zeros((2, 1), int)})
-    error = refused(capsys, source, tmp_path / "a.gids", "--reverse-edges")
+    for option in ("--self-loops", "--dedup"):
+        error = refused(capsys, tmp_path / "s", tmp_path / "a.gids", option)
+        assert error.startswith(f"gids convert: {option}")
+        assert "would not fit them; leave out the option" in error
+    save_arrays(tmp_path / "s", **{"edges/paper.rev_writes.author/edge_index": np.zeros((2, 1), int)})
+    error = refused(capsys, tmp_path / "s", tmp_path / "a.gids", "--reverse-edges")
     assert "cannot add 'paper.rev_writes.author': the source has it already" in error

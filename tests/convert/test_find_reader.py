@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from datasets import save_arrays
-from reader_example import convert, refused
+from reader_example import convert
 
 from gids.cli import main
 from gids.convert.readers import READERS, find_reader
@@ -28,32 +28,8 @@ def test_reader_is_found_by_content(tmp_path):
     assert found == {"a.data": "npy", "b.npz": "npz", "c.data": "raw", "d": "directory", "e": "edges"}
 
 
-def test_source_of_two_formats_needs_from_option_with_a_known_name(tmp_path, capsys):
-    save_arrays(tmp_path / "s/raw", x=np.zeros((4, 2)))
-    np.savez(tmp_path / "s/raw/data.npz", x=np.zeros(3))
-    (tmp_path / "s/metadata.yaml").write_text("feature_data: []")
-    message = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
-    assert "may be ogb, graphbolt: choose one with --from" in message
-    message = refused(capsys, tmp_path / "s", tmp_path / "x.gids", "--from", "hdf6")
-    assert "unknown format 'hdf6'; choose gids, ogb, mag240m" in message
-
-
-def test_a_file_that_may_be_edges_or_a_table_needs_a_choice(tmp_path, capsys):
+def test_a_file_that_may_be_edges_or_a_table_is_read_as_chosen(tmp_path):
     edges = np.array([[0, 1], [1, 2], [2, 0]])
     np.save(tmp_path / "edges.npy", edges)
-    message = refused(capsys, tmp_path / "edges.npy", tmp_path / "x.gids")
-    assert "edges.npy may be edges, npy: choose one with --from NAME" in message
     assert convert(tmp_path / "edges.npy", tmp_path / "x.gids", "--from", "npy").table("feat").row_count == 3
     assert convert(tmp_path / "edges.npy", tmp_path / "y.gids", "--from", "edges").num_edges() == 3
-
-
-@pytest.mark.parametrize("kind", ["nodes", "edges"])
-def test_two_names_of_one_type_are_refused(tmp_path, capsys, kind):
-    for name in ("nodes/a", "nodes/%61" if kind == "nodes" else "edges/%61.b.a", "edges/a.b.a"):
-        (tmp_path / "s" / name).mkdir(parents=True)
-        edges = name.startswith("edges")
-        np.save(
-            tmp_path / "s" / name / ("edge_index.npy" if edges else "feat.npy"), np.zeros((2, 2), np.int64)
-        )
-    line = refused(capsys, tmp_path / "s", tmp_path / "d.gids")
-    assert "two files or directories are of 'a" in line

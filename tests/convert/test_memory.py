@@ -14,13 +14,9 @@ pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(
-    ("source", "options"), [("x.npy", ()), ("x.npz", ()), ("s", ()), ("s", ("--dedup", "--reverse-edges"))]
-)
+@pytest.mark.parametrize(("source", "options"), [("x.npz", ()), ("s", ("--dedup", "--reverse-edges"))])
 def test_large_arrays_and_edges_are_never_in_memory(tmp_path, source, options):
-    if source == "x.npy":
-        np.lib.format.open_memmap(tmp_path / source, "w+", np.float32, (1 << 15, 1024))  # a hole of 128 MiB
-    elif source == "x.npz":
+    if source == "x.npz":
         np.savez_compressed(tmp_path / source, feat=np.zeros((1 << 15, 1024), np.float32))  # of 128 MiB
     else:
         edges = RNG.integers(0, 150_000, (2, 1_500_000))  # in memory they would take 96 MB
@@ -29,23 +25,20 @@ def test_large_arrays_and_edges_are_never_in_memory(tmp_path, source, options):
     assert peak_bytes(tmp_path / "fork", gids, *words) < 60e6
 
 
-FIELDS = 6_400_000
+COLUMNS, ROWS = 64, 100_000
 
 
 def parse(folder):
     table = TextTable([folder / "nodes.csv"], [table_layout(folder / "nodes.csv")], folder)
-    assert table.row_count == FIELDS // int(folder.name)
+    assert table.row_count == ROWS
 
 
-@pytest.mark.parametrize("column_count", [64, 1000])
-def test_memory_does_not_grow_with_rows_and_hardly_with_columns(tmp_path, column_count):
+def test_memory_does_not_grow_with_rows_of_text(tmp_path):
     pytest.importorskip("pyarrow.csv")
-    folder = tmp_path / str(column_count)
-    folder.mkdir()
-    row = ",".join(["-0.1234567"] * column_count)
-    header = ",".join(f"x_{i}" for i in range(column_count))
-    (folder / "nodes.csv").write_text(f"{header}\n" + f"{row}\n" * (FIELDS // column_count))  # 70 MB
-    assert peak_bytes(tmp_path / "fork", parse, folder) < 250 << 20  # with the Arrow file that is mapped
+    header = ",".join(f"x_{i}" for i in range(COLUMNS))
+    row = ",".join(["-0.1234567"] * COLUMNS)
+    (tmp_path / "nodes.csv").write_text(f"{header}\n" + f"{row}\n" * ROWS)  # 70 MB
+    assert peak_bytes(tmp_path / "fork", parse, tmp_path) < 250 << 20  # with the Arrow file that is mapped
 
 
 def divide(folder):

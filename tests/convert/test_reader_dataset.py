@@ -14,7 +14,7 @@ from gids.write import DatasetWriter, edge_list
 from gids.write.partition import partition
 
 RNG = np.random.default_rng(5)
-NODES, EDGES = 1000, 4000
+NODES, EDGES = 400, 1600
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +73,14 @@ def assert_equal(old, new):
     assert list(old.tables) == list(new.tables)
 
 
-def test_everything_is_carried_over(full, tmp_path):
+def test_everything_is_carried_over(full, tmp_path, capsys):
     """To two disks, and back to one."""
     disks = [tmp_path / "ssd0", tmp_path / "ssd1"]
     for disk in disks:
         disk.mkdir()
     striped, back = tmp_path / "striped.gids", tmp_path / "back.gids"
     convert(full, striped, "--stripe", *disks)
+    assert f"--allow-dir {disks[0]}" in refused(capsys, striped, back)
     allowed = [word for disk in disks for word in ("--allow-dir", disk)]
     convert(striped, back, *allowed)
     assert not list(verify(striped, allow_dirs=disks))
@@ -113,34 +114,19 @@ def test_only_what_an_option_names_changes(full, tmp_path):
     assert store.table("column").content_crc == old.table("column").content_crc
 
 
-@pytest.mark.parametrize("scale", ["row", "column"])
-@pytest.mark.parametrize("magnitude", [1e-41, 1e-37, 1.0, 3e38])
+@pytest.mark.parametrize(("scale", "magnitude"), [("row", 1e-41), ("row", 3e38), ("column", 1e-37)])
 def test_rows_with_a_scale_are_not_rounded_again(tmp_path, scale, magnitude):
-    rows = torch.from_numpy(RNG.random((5000, 4), np.float32) - 0.5) * 2 * magnitude
+    rows = torch.from_numpy(RNG.random((1000, 4), np.float32) - 0.5) * 2 * magnitude
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "_N", "x", rows, dtype=torch.int8, scale=scale)
     convert(tmp_path / "a.gids", tmp_path / "b.gids")
     old, new = (FeatureStore(tmp_path / name).table("x") for name in ("a.gids", "b.gids"))
-    assert same_bits(old.read_rows(range(5000)), new.read_rows(range(5000)))
+    assert same_bits(old.read_rows(range(1000)), new.read_rows(range(1000)))
     if magnitude > 1e-41:  # there, a scale of rows that are all 0 may become 0
         assert old.content_crc == new.content_crc
 
 
-def test_scales_of_another_writer_are_refused_if_a_value_would_change(tmp_path, capsys, monkeypatch):
-    """int8 100, -50 and 3 with a scale of 1e-39 cannot be quantized again: the least scale is 2^-126."""
-    monkeypatch.setattr("gids.store.dtypes.scales_of", lambda maxima: torch.full_like(maxima, 1e-39))
-    rows = torch.tensor([[100.0, -50.0, 3.0]]) * 1e-39
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "_N", "x", rows, dtype=torch.int8, scale="row")
-    monkeypatch.undo()
-    error = refused(capsys, tmp_path / "a.gids", tmp_path / "b.gids")
-    assert "values of table '_N.x' would change" in error
-    convert(tmp_path / "a.gids", tmp_path / "c.gids", "--dtype", "x=float32")
-    old, new = (FeatureStore(tmp_path / name).table("x") for name in ("a.gids", "c.gids"))
-    assert same_bits(old.read_rows([0]), new.read_rows([0]))
-
-
-def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(full, tmp_path, capsys):
+def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(tmp_path, capsys):
     with DatasetWriter(tmp_path / "old.gids") as writer:
         writer.write_table("node", "_N", "x", torch.rand(NODES, 2))
         edges = edge_list(*RNG.integers(0, NODES, (2, EDGES)), num_src=NODES, num_dst=NODES)
@@ -157,24 +143,14 @@ def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(full,
     assert len(FeatureStore(tmp_path / "b.gids").split("train")) == NODES // 2
 
 
-def test_a_dataset_is_copied_to_other_disks_and_back(dataset, tmp_path, capsys):
-    crc = FeatureStore(dataset).content_crc
-    (tmp_path / "ssd").mkdir()
-    striped = tmp_path / "striped.gids"
-    convert(dataset, striped, "--stripe", tmp_path / "ssd")
-    assert all(
-        (tmp_path / "ssd") in p.parents
-        for p in FeatureStore(striped, allow_dirs=[tmp_path]).tables["paper.feat"].shard_paths
-    )
-    convert(striped, tmp_path / "back.gids", "--allow-dir", tmp_path / "ssd")
-    assert FeatureStore(tmp_path / "back.gids").content_crc == crc
+def test_a_dataset_is_replaced_while_it_is_open_only_with_overwrite(dataset, capsys):
     assert "already exists, and a dataset never changes" in refused(capsys, dataset, dataset)
     opened = FeatureStore(dataset)
     rows = opened.read_rows([3, 1], "paper.feat")
-    convert(dataset, dataset, "--overwrite", "--page-bytes", "512")
+    convert(dataset, dataset, "--overwrite", "--page-bytes", "1024")
     assert torch.equal(opened.read_rows([3, 1], "paper.feat"), rows)
     assert torch.equal(FeatureStore(dataset).read_rows([3, 1], "paper.feat"), rows)
-    assert FeatureStore(dataset).tables["paper.feat"].page_bytes == 512
+    assert FeatureStore(dataset).tables["paper.feat"].page_bytes == 1024
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -188,25 +164,15 @@ def test_a_damaged_page_or_array_is_not_copied(tmp_path, capsys, ordered):
     arguments = ["convert", str(tmp_path / "a.gids"), str(tmp_path / "b.gids")]
     assert main(arguments) == 2
     assert "page 7 of '_N.x' fails its CRC32C" in capsys.readouterr().err
-    label = tmp_path / "a.gids/nodes/_N.label.npy"
-    damage(label, b"?", -1)
+    damage(tmp_path / "a.gids/nodes/_N.label.npy", b"?", -1)
     assert main(arguments) == 2
     assert "the checksum of this file is wrong" in capsys.readouterr().err
-    label.write_bytes(label.read_bytes()[:-9])
-    assert main(arguments) == 2
-    assert "is truncated" in capsys.readouterr().err
-    (tmp_path / "a.gids/manifest.json").write_text('{"format": "gids"}')
-    assert main(arguments) == 2
-    assert "manifest.json: " in capsys.readouterr().err
     assert not (tmp_path / "b.gids").exists()
 
 
-def test_a_part_and_shards_that_are_not_allowed_are_refused(dataset, tmp_path, capsys):
+def test_a_part_is_refused(dataset, tmp_path, capsys):
     partition(dataset, tmp_path / "parts", 2)
     target = tmp_path / "b.gids"
     error = refused(capsys, tmp_path / "parts/part-000.gids", target)
     assert "part-000.gids is part 0 of 2: convert the whole dataset, then partition it" in error
     assert "it is a directory of parts" in refused(capsys, tmp_path / "parts", target)
-    (tmp_path / "ssd").mkdir()
-    convert(dataset, tmp_path / "striped.gids", "--stripe", tmp_path / "ssd")
-    assert f"--allow-dir {tmp_path / 'ssd'}" in refused(capsys, tmp_path / "striped.gids", target)

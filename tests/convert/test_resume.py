@@ -1,37 +1,27 @@
 """A stopped conversion resumes and gives the same dataset as an undisturbed one."""
 
-import zipfile
-
 import numpy as np
 import pytest
-from datasets import read_source
+from datasets import contents, read_source
 
+from gids import FormatError
 from gids.convert import Options, convert
 from gids.store import verify
-from gids.store.rows import FileRows
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
     rng = np.random.default_rng(11)
-    np.save(folder / "feat.npy", rng.standard_normal((30_000, 100), np.float32))
-    np.save(folder / "pos.npy", rng.standard_normal((30_000, 3)))
-    np.save(folder / "edge_index.npy", rng.integers(0, 30_000, (2, 200_000)))
-    np.save(folder / "label.npy", rng.integers(0, 9, 30_000))
+    np.save(folder / "feat.npy", rng.standard_normal((6000, 100), np.float32))
+    np.save(folder / "pos.npy", rng.standard_normal((6000, 3)))
+    np.save(folder / "edge_index.npy", rng.integers(0, 6000, (2, 40_000)))
+    np.save(folder / "label.npy", rng.integers(0, 9, 6000))
     return folder
 
 
-def assert_same(*paths):
-    """Two datasets have the same bytes in every file."""
-    files = [{str(p.relative_to(path)): p for p in path.rglob("*") if p.is_file()} for path in paths]
-    assert files[0].keys() == files[1].keys()
-    for name, path in files[0].items():
-        assert path.read_bytes() == files[1][name].read_bytes(), name
-
-
-def interrupted(source, path, after_bytes=3_000_000, **options):
-    """Convert until it is interrupted; the edges and, from 13,600,000 bytes on, feat are finished."""
+def interrupted(source, path, after_bytes=600_000, **options):
+    """Convert until it is interrupted; by then the edges are finished, and feat is not, by default."""
 
     def fail(size):
         fail.total += size
@@ -57,48 +47,33 @@ def test_interrupted_conversion_resumes(tmp_path, source, is_packed, options):
     if is_packed:
         read = tmp_path / "packed"
         read.mkdir()
-        with zipfile.ZipFile(read / "x.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
-            for file in sorted(source.iterdir()):
-                packed.write(file, file.name)
+        np.savez_compressed(read / "x.npz", **{file.stem: np.load(file) for file in sorted(source.iterdir())})
     interrupted(read, tmp_path / "a.gids", **options)
     said = []
     run(read, tmp_path / "a.gids", say=said.append, **options)
     assert said[0] == "resuming an unfinished conversion"
     run(source, tmp_path / "b.gids", **options)
-    assert_same(tmp_path / "a.gids", tmp_path / "b.gids")
+    assert contents(tmp_path / "a.gids") == contents(tmp_path / "b.gids")
 
 
-def test_finished_tables_resume_with_the_same_notes_and_are_not_read_again(tmp_path, source, monkeypatch):
+def test_finished_tables_resume_with_the_same_notes_and_progress(tmp_path, source):
     """feat is finished, with scales of columns and an order; pos is not."""
     options = {"dtypes": {"feat": "int8", "pos": "float16"}, "scales": {"feat": "column"}, "order": "degree"}
-    read, read_into = [], FileRows.read_into
-
-    def counting(self, start, out):
-        read.append(out.nbytes)
-        read_into(self, start, out)
-
-    monkeypatch.setattr(FileRows, "read_into", counting)
     progress, said, resumed, again = [], [], [], []
     run(source, tmp_path / "b.gids", say=said.append, on_bytes=progress.append, **options)
     assert [s.split(":")[0] for s in said if " stored as " in s] == ["_N.feat", "_N.pos"]
-    whole, read[:] = sum(read), []
     interrupted(source, tmp_path / "a.gids", sum(progress) - 4096, **options)
-    read[:] = []
     run(source, tmp_path / "a.gids", say=resumed.append, on_bytes=again.append, **options | {"workers": 3})
     assert resumed == ["resuming an unfinished conversion", *said]
     assert sum(again) == sum(progress)
-    assert sum(read) < whole - 20_000_000
-    assert_same(tmp_path / "a.gids", tmp_path / "b.gids")
+    assert contents(tmp_path / "a.gids") == contents(tmp_path / "b.gids")
     assert list(verify(tmp_path / "a.gids")) == []
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "options", "reason"),
     [
-        (lambda s: np.save(s / "label.npy", np.zeros(30_000, np.int64)), {}, "the source changed"),
-        (lambda s: np.save(s / "more.npy", np.zeros((30_000, 1))), {}, "the source changed"),
-        (lambda s: None, {"page_bytes": 8192}, "--page-bytes changed"),
+        (lambda s: np.save(s / "label.npy", np.zeros(6000, np.int64)), {}, "the source changed"),
         (lambda s: None, {"seed": 1, "dtypes": {"feat": "float16"}}, "--dtype, --seed changed"),
     ],
 )
@@ -115,28 +90,7 @@ def test_changed_source_or_option_starts_again(tmp_path, source, change, options
     assert list(verify(tmp_path / "a.gids")) == []
 
 
-def test_links_that_were_swapped_start_again(tmp_path, source):
-    """The files of the source are the same ones."""
-    names = ["feat.npy", "pos.npy"]
-    (tmp_path / "s").mkdir()
-
-    def link(targets):
-        for name, target in zip(names, targets, strict=True):
-            (tmp_path / "s" / name).unlink(missing_ok=True)
-            (tmp_path / "s" / name).symlink_to(source / target)
-
-    link(names)
-    progress, said = [], []
-    run(tmp_path / "s", tmp_path / "b.gids", on_bytes=progress.append)
-    interrupted(tmp_path / "s", tmp_path / "a.gids", sum(progress) - 4096)
-    link(names[::-1])
-    run(tmp_path / "s", tmp_path / "a.gids", say=said.append)
-    assert said[0] == "found an unfinished conversion, but the source changed: starting again"
-
-
 def test_source_that_changes_during_the_conversion_raises(tmp_path):
-    from gids import FormatError
-
     np.save(tmp_path / "f.npy", np.zeros((100, 4), np.float32))
 
     def open_source(scratch):

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import damage
 from reader_example import convert, refused
 
 from gids import FeatureStore
 from gids.cli import main
 from gids.store import verify
 from gids.write import DatasetWriter, edge_list
-from gids.write.edges import EdgeSource
 
 LIKES, REVERSE = ("user", "likes", "item"), ("item", "rev_likes", "user")
 
@@ -38,12 +38,11 @@ def assert_sorted(store: FeatureStore, relation: Any, sources: Any, destinations
 @pytest.mark.parametrize(
     ("times", "dtype"),
     [
-        (lambda n: torch.arange(n, 0, -1) % 7 - 3, np.int32),
         (lambda n: (torch.arange(n) % 5).int()[:, None], np.int32),
         (lambda n: (torch.arange(n) % 6) * (1 << 40), np.int64),
-        (lambda n: (torch.arange(n) % 9).float(), np.int32),
+        (lambda n: (torch.arange(n) % 9).float() - 3, np.int32),
     ],
-    ids=["int64", "a column of int32", "beyond int32", "whole floating numbers"],
+    ids=["a column of int32", "beyond int32", "whole floating numbers"],
 )
 def test_times_of_pyg_sort_the_edges(tmp_path: Path, times: Any, dtype: type) -> None:
     data = data_of(edge_attr=torch.ones(300, 1))
@@ -98,16 +97,11 @@ def test_times_are_left_out_and_conflicts_are_refused(tmp_path: Path, capsys: An
         ("--dedup", "table 'time' of '_N._E._N' would not fit them; leave out the option or the table"),
     ):
         assert message in refused(capsys, tmp_path / "g.pt", tmp_path / "m.gids", option)
-    assert convert(tmp_path / "g.pt", tmp_path / "m.gids", "--dedup", "--skip", "time").tables == {}
-    capsys.readouterr()
-    fractions = data | {"time": torch.arange(300) / 2}
-    torch.save(fractions, tmp_path / "f.pt")
+    torch.save(data | {"time": torch.arange(300) / 2}, tmp_path / "f.pt")
     store = convert(tmp_path / "f.pt", tmp_path / "f.gids")
     assert store.graph().edge_times is None
-    assert (
-        "table _N._E._N.time is not used as times: some of its values are not whole"
-        in capsys.readouterr().err
-    )
+    not_used = "table _N._E._N.time is not used as times: some of its values are not whole"
+    assert not_used in capsys.readouterr().err
 
 
 def test_info_and_verify_know_times(tmp_path: Path, capsys: Any) -> None:
@@ -116,25 +110,20 @@ def test_info_and_verify_know_times(tmp_path: Path, capsys: Any) -> None:
     capsys.readouterr()
     assert main(["info", str(store.path)]) == 0
     assert "times int32, sorted by the times of edges" in capsys.readouterr().out
-    path = store.path / "graph" / "_N._E._N" / "time.npy"
-    with open(path, "r+b") as file:
-        file.seek(128 + 4)  # the second edge, in the last year
-        file.write(np.int32(99).tobytes())
+    damage(store.path / "graph/_N._E._N/time.npy", np.int32(99).tobytes(), 128 + 4)  # of the second edge
     faults = list(verify(store.path))
     assert any("time.npy: CRC32C is" in fault for fault in faults)
-    assert any(
-        "time.npy: the edge at position 2 is earlier than the one before it" in fault for fault in faults
-    )
+    assert any("time.npy: the edge at position 2 is earlier than the one before" in fault for fault in faults)
 
 
 def test_edges_are_sorted_by_time_in_little_memory(tmp_path: Path) -> None:
     """Splits to scratch files, and one node with more edges than fit."""
     rng = np.random.default_rng(2)
-    count, nodes = 200_000, 1000
+    count, nodes = 100_000, 1000
     src = rng.integers(0, nodes, count)
-    dst = np.where(rng.random(count) < 0.4, 7, rng.integers(0, nodes, count))
+    dst = np.where(rng.random(count) < 0.7, 7, rng.integers(0, nodes, count))
     times, of_nodes = rng.integers(0, 50, count), rng.integers(0, 50, nodes)
-    edges: EdgeSource = edge_list(src, dst, num_src=nodes, num_dst=nodes)
+    edges = edge_list(src, dst, num_src=nodes, num_dst=nodes)
     with DatasetWriter(tmp_path / "m.gids", memory_bytes=1 << 20) as writer:
         writer.write_times("_N", of_nodes)
         writer.write_edges(("_N", "of edges", "_N"), edges, times=times)
@@ -155,9 +144,8 @@ def test_a_writer_refuses_wrong_times(tmp_path: Path) -> None:
             writer.write_edges(relation, edges, times="nodes")
         with pytest.raises(ValueError, match="times order the edges of a node"):
             writer.write_edges(relation, edges, times=np.arange(3), sort_neighbors=True)
-        for times in (np.arange(4), np.zeros(3), np.zeros((3, 1), int)):
-            with pytest.raises(ValueError, match=r"times of .* must be whole numbers, int64\[3\]"):
-                writer.write_edges(relation, edges, times=times)
+        with pytest.raises(ValueError, match=r"times of .* must be whole numbers, int64\[3\]"):
+            writer.write_edges(relation, edges, times=np.zeros(3))
         with pytest.raises(ValueError, match=r"times of '_N' are float64\[3\]"):
             writer.write_times("_N", np.zeros(3))
         writer.write_edges(relation, edges, times=np.arange(3))
