@@ -88,22 +88,17 @@ class Minibatches(IterDataPipe[Any]):
     """
 
     def __init__(
-        self,
-        minibatch: Callable[..., Any],
-        several_types: bool,
-        *,
-        dtype: torch.dtype = torch.int64,
-        fails_at: int | None = None,
+        self, minibatch: Callable[..., Any], several_types: bool, *, fails_at: int | None = None
     ) -> None:
         self.minibatch, self.several_types = minibatch, several_types
-        self.dtype, self.fails_at, self.sampled = dtype, fails_at, 0
+        self.fails_at, self.sampled = fails_at, 0
 
     def __iter__(self) -> Iterator[Any]:
         rng = np.random.default_rng(3)
 
         def ids(bound: int, most: int) -> torch.Tensor:
             drawn = (bound * rng.random(rng.integers(0, most)) ** 2).astype(np.int64)  # some of them twice
-            return torch.from_numpy(drawn).to(self.dtype)
+            return torch.from_numpy(drawn)
 
         for number in range(40):
             if number == self.fails_at:
@@ -139,7 +134,7 @@ def check(dataset: Dataset, minibatch: Any) -> int:
         for into, ids in zip([expected] if domain == "node" else layers, found, strict=True):
             of_type = ids if type_name is None else ids.get(type_name)
             if of_type is not None:
-                into[key] = rows[of_type.long()]
+                into[key] = rows[of_type]
     for features, wanted in zip(
         [minibatch.node_features, *minibatch.edge_features], [expected, *layers], strict=True
     ):

@@ -33,17 +33,16 @@ def check_nothing_left(dataset: Path) -> None:
 
 def expected_of_one(path: Path, model: list[Any], rows: Rows) -> torch.Tensor:
     graph = FeatureStore(path).graph()
-    return in_memory(model, {RELATION: graph}, {"_N": rows["paper"]})["_N"]  # type: ignore[no-any-return]
+    return in_memory(model, {RELATION: graph}, {"_N": rows["paper"]})["_N"]
 
 
 @pytest.mark.parametrize("window", [0, 23])
-@pytest.mark.parametrize("engine", ["auto", "threads"])
-def test_one_type_equals_the_graph_in_memory(one_type: Path, rows: Rows, window: int, engine: str) -> None:
+def test_one_type_equals_the_graph_in_memory(one_type: Path, rows: Rows, window: int) -> None:
     model = sage(100, 40, 16, 5)
     seen = []
     result = layerwise(
         model,
-        gids.open(one_type, memory=MEMORY, window=window, tuning=gids.Tuning(engine=engine)),
+        gids.open(one_type, memory=MEMORY, window=window),
         progress=lambda *at: seen.append(at),
     )
     close(result.values, expected_of_one(one_type, model, rows))
@@ -61,7 +60,7 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
     blocks = []
     for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
         result = layerwise(model, gids.open(one_type, memory=memory_bytes))
-        close(result.values, expected)  # type: ignore[arg-type]
+        close(result.values, expected)
         check_memory(result.layers, memory_bytes)
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
@@ -88,8 +87,8 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
     check_memory(result.layers, MEMORY)
     some = {"paper": torch.tensor([40, 3, 1499, 3]), "author": torch.tensor([], dtype=torch.int64)}
     found = layerwise(model, gids.open(store, memory=MEMORY), nodes=some).values
-    close(found["paper"], expected["paper"][some["paper"]])  # type: ignore[index, call-overload]
-    assert found["author"].shape == (0, 3)  # type: ignore[index, call-overload]
+    close(found["paper"], expected["paper"][some["paper"]])
+    assert found["author"].shape == (0, 3)
     types: list[Any] = []
     last = lambda block, h: types.append(h.keys()) or model[2](block, h)  # noqa: E731
     layerwise([*model[:2], last], store, nodes={"author": torch.tensor([5])})  # which needs no papers
@@ -107,7 +106,7 @@ def test_only_needed_nodes_are_computed(one_type: Path, rows: Rows) -> None:
     expected = expected_of_one(one_type, model, rows)
     nodes = torch.tensor([1400, 2, 77, 2])  # 2 has no edges
     result = layerwise(model, gids.open(one_type, memory=MEMORY), nodes=nodes)
-    close(result.values, expected[nodes])  # type: ignore[arg-type]
+    close(result.values, expected[nodes])
     counts = [layer["nodes"] for layer in result.layers]
     assert counts[2] == 3
     assert 3 < counts[1] < counts[0] < 1500
@@ -129,7 +128,7 @@ def test_output_goes_to_a_new_dataset(one_type: Path, rows: Rows, tmp_path: Path
     layerwise(model[:1], gids.open(one_type, memory=MEMORY), output=tmp_path / "half.gids")
     both = gids.open([one_type, tmp_path / "half.gids"], memory=MEMORY)
     onward = layerwise(model[1:], both, tables=["output"])  # the output is an input
-    close(onward.values, expected)  # type: ignore[arg-type]
+    close(onward.values, expected)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["h.gids", "half.gids", "one.gids"]
 
 
@@ -144,7 +143,7 @@ def test_a_function_gets_the_layer_index_and_ids_of_types_without_a_table(one_ty
         return h[: block.num_dst] + i
 
     result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=3, tables=[])
-    close(result.values, embedding + 3)  # type: ignore[arg-type]
+    close(result.values, embedding + 3)
 
 
 def test_rows_of_any_shape_and_of_integers(one_type: Path) -> None:
@@ -153,7 +152,7 @@ def test_rows_of_any_shape_and_of_integers(one_type: Path) -> None:
             return torch.full((block.num_dst, 2, 3), float("nan"))
         assert bool(h.isnan().all())
         assert h.shape[1:] == (2, 3)
-        return block.indptr.diff()  # type: ignore[no-any-return]
+        return block.indptr.diff()
 
     output = one_type.with_name("degree.gids")
     result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2, output=output)
@@ -178,12 +177,12 @@ def failing(at: int) -> Callable[[int, Any, Any], torch.Tensor]:
     return layer
 
 
-@pytest.mark.parametrize("at", [1, 4, 9, 14])
+@pytest.mark.parametrize("at", [1, 9])
 def test_a_model_that_raises_leaves_nothing_behind(one_type: Path, at: int) -> None:
     source, output = gids.open(one_type, memory=9 << 20), one_type.with_name("h.gids")
     for options in ({}, {"output": output}):
         with pytest.raises(Stop):
-            layerwise(failing(at), source, layer_count=3, **options)  # type: ignore[arg-type]
+            layerwise(failing(at), source, layer_count=3, **options)
     check_nothing_left(one_type)
 
 
@@ -197,54 +196,40 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
     return torch.zeros(block.num_dst, 3 if int(block.num_dst) % 2 else 4)
 
 
-@pytest.mark.parametrize(
-    ("layer", "error", "message"),
-    [
+def test_layers_that_return_no_output_raise(one_type: Path) -> None:
+    large = lambda i, b, h: torch.full((b.num_dst, 1), 1e30)  # noqa: E731
+    for layer, error, message in (
         (lambda i, b, h: h, ValueError, r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must"),
         (lambda i, b, h: h.sum(), ValueError, r"layer 0 returned \[\] for"),
         (lambda i, b, h: None, TypeError, "layer 0 returned NoneType for '_N' nodes; it must return a"),
         (grows, ValueError, r"layer 0 returned rows of shape \[\d\] for '_N' nodes, but "),
-        (
-            lambda i, b, h: torch.full((b.num_dst, 1), 1e30),
-            FormatError,
-            r"layer 0, rows of '_N': row 0, column 0: 1.*e\+30 does not fit in torch.float16",
-        ),
-    ],
-)
-def test_layers_that_return_no_output_raise(
-    one_type: Path, layer: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        layerwise(layer, gids.open(one_type, memory=14 << 20), layer_count=2, dtype=torch.float16)
+        (large, FormatError, r"rows of '_N': row 0, column 0: 1.*e\+30 does not fit in torch.float16"),
+    ):
+        with pytest.raises(error, match=message):
+            layerwise(layer, gids.open(one_type, memory=14 << 20), layer_count=2, dtype=torch.float16)
     check_nothing_left(one_type)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_wrong_arguments_are_refused(one_type: Path) -> None:
+    usual: dict[str, Any] = {"model": sage(100, 8, 2), "source": gids.open(one_type, memory=MEMORY)}
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"tables": ["none"]}, KeyError, r"no table 'none' in one\.gids"),
         ({"tables": "feat"}, TypeError, r"give a list, \['feat'\]"),
         ({"nodes": torch.tensor([1500])}, IndexError, "nodes of '_N' run from 1500 to 1500; ids"),
-        ({"nodes": torch.empty(0, dtype=torch.int64)}, ValueError, "nodes is empty"),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
         ({"nodes": torch.tensor([1]), "output": "h.gids"}, ValueError, "output= needs all nodes, but"),
-        ({"model": []}, ValueError, r"model must have one or more layers.*got 0"),
         ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
         ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
         ({"layer_count": 3}, ValueError, "layer_count=3, but the model has 2 layers: leave it out"),
         ({"output": "h", "key": ""}, FormatError, "key= must be a non-empty text, not ''"),
         ({"output": "h", "key": "é" * 40}, FormatError, r"'_N\..* would have 243 bytes, at most 200"),
-        ({"output": "."}, FileExistsError, "already exists, and a dataset never changes"),
-        ({"dtype": torch.complex64}, FormatError, "tables cannot hold complex64"),
         ({"device": "tpu"}, RuntimeError, "tpu"),
-    ],
-)
-def test_wrong_arguments_are_refused(
-    one_type: Path, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    usual: dict[str, Any] = {"model": sage(100, 8, 2), "source": gids.open(one_type, memory=MEMORY)}
-    with pytest.raises(error, match=message):
-        layerwise(**usual | arguments)
+        ({"edge_tables": ["feat"]}, ValueError, r"_N\.feat is a table of nodes: pass it as tables="),
+        ({"edge_tables": "w"}, TypeError, "give a list"),
+    ]
+    for arguments, error, message in cases:
+        with pytest.raises(error, match=message):
+            layerwise(**usual | arguments)
     check_nothing_left(one_type)
 
 
@@ -275,22 +260,6 @@ def test_a_model_in_training_mode_gives_a_warning(one_type: Path, caplog: pytest
     assert caplog.text == ""
 
 
-def test_layers_get_rows_on_the_device(
-    one_type: Path, rows: Rows, device: Device, cuda_is: Callable[[Device], None]
-) -> None:
-    cuda_is(device)
-    nodes = torch.tensor([7, 700, 1400])
-    result = layerwise(
-        [layer.to(device.torch_device) for layer in sage(100, 16, 5)],
-        gids.open(
-            one_type, device_memory=48 << 20, window=2, tuning=gids.Tuning(staging=1 << 20, queue_depth=32)
-        ),
-        nodes=nodes,
-        device="cuda",
-    )
-    close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
-
-
 def test_blocks_leave_room_for_the_buffers_of_a_device(
     tmp_path: Path, device: Device, cuda_is: Callable[[Device], None], caplog: Any
 ) -> None:
@@ -302,7 +271,7 @@ def test_blocks_leave_room_for_the_buffers_of_a_device(
     tuning = gids.Tuning(staging=2 << 20)
     source = gids.open(tmp_path / "one.gids", device_memory=4 << 20, window=2, tuning=tuning)
     result = layerwise([lambda block, h: h[: block.num_dst, :3]], source, device="cuda")
-    assert torch.equal(result.values, rows[:, :3])  # type: ignore[arg-type]
+    assert torch.equal(result.values, rows[:, :3])
     assert "minibatch_rows" not in caplog.text, "an argument that layerwise does not have"
 
 
@@ -321,10 +290,8 @@ def add_neighbors(block: Any, h: Any) -> Any:
 
 
 SHAPES = {
-    "no relation leads to user": [("user", "buys", "item")],
-    "nor to tag": [("user", "buys", "item"), ("item", "also", "item"), ("tag", "of", "item")],
+    "no relation leads to two": [("user", "buys", "item"), ("item", "also", "item"), ("tag", "of", "item")],
     "within one of two": [("item", "also", "item")],
-    "twice within one": [("item", "also", "item"), ("item", "like", "item")],
 }
 
 
@@ -355,7 +322,7 @@ def test_node_types_without_in_relations_and_relations_within_one(tmp_path: Path
     one = layerwise([add_neighbors] * 2, str(path), nodes={"item": torch.tensor([7, 2])}).values
     assert isinstance(one, dict)
     assert torch.equal(one["item"], expected["item"][[7, 2]])
-    if len(types) == 1 and len(relations) == 1:
+    if len(types) == 1:
         same = layerwise([add_neighbors] * 2, str(path), nodes=torch.arange(9)).values
         assert torch.equal(same, expected["item"])
 
