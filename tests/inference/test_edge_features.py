@@ -191,3 +191,25 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, rows: Rows) -> None:
         layerwise(sage(1, 100, 3), store, tables=[w])
     with pytest.raises(ValueError, match="w and _N._E._N.v are tables of the same '_N._E._N' edges"):
         layerwise(sage(1, 100, 3), store, edge_tables=[w, v])
+
+
+def test_pyg_layers_equal_the_graph_in_memory(tmp_path: Path, rows: Rows) -> None:
+    """As docs/inference.md shows, with features of edges."""
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import GATv2Conv
+
+    edges = edge_rows(3)
+    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=False)
+    convs = [GATv2Conv(a, b, edge_dim=3, add_self_loops=False).eval() for a, b in ((100, 16), (16, 4))]
+
+    def layer(i: int, block: Any, h: torch.Tensor, of_edges: torch.Tensor) -> torch.Tensor:
+        return convs[i]((h, h[: block.num_dst]), torch.stack(block.coo()), of_edges)
+
+    graph, x = store.graph(), rows["paper"]
+    dst = torch.arange(graph.num_dst).repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
+    ends = torch.stack([torch.from_numpy(graph.indices.astype(np.int64)), dst])
+    with torch.no_grad():
+        for conv in convs:
+            x = conv((x, x), ends, edges)
+    source = gids.open(store, memory=MEMORY)
+    close(layerwise(layer, source, layer_count=2, edge_tables=["_N._E._N.w"]).values, x)
