@@ -20,20 +20,14 @@ import gids
 MEMORY = {"memory": 1 << 28}
 
 
-def pipe_of(minibatch: Any, dataset: Dataset, **options: Any) -> Minibatches:
-    return Minibatches(minibatch, isinstance(dataset.node_keys, dict), **options)
+def fetch(pipe: Any, several: Dataset, **options: Any) -> Any:
+    source = gids.open(several.store, **MEMORY, **options)
+    return pipe.gids_fetch(source, several.node_keys, several.edge_keys)
 
 
-@pytest.fixture
-def fetcher(graphbolt: Any, minibatch: Any, dataset: Dataset) -> Any:
-    pipe = pipe_of(minibatch, dataset)
-    return pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys)
-
-
-def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
-    source = pipe_of(minibatch, one)
-    opened = gids.open(one.store, window=8, **MEMORY, tuning=gids.Tuning(planned=2))
-    pipe = source.gids_fetch(opened, ["feat"])
+def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, several: Dataset) -> None:
+    source = Minibatches(minibatch)
+    pipe = fetch(source, several, window=8, tuning=gids.Tuning(planned=2))
     ahead = []
     for handed_out, _ in enumerate(pipe, start=1):
         ahead.append(source.sampled - handed_out)
@@ -43,13 +37,14 @@ def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any
     assert pipe.stats()["window"] == 8
 
 
-def test_a_new_epoch_ends_one_that_was_left(dataset: Dataset, fetcher: Any) -> None:
+def test_a_new_epoch_ends_one_that_was_left(graphbolt: Any, minibatch: Any, several: Dataset) -> None:
+    fetcher = fetch(Minibatches(minibatch), several)
     for each in fetcher:
         if each.seed_nodes == 5:
             break
     left = iter(fetcher)
     for _ in range(3):
-        model.check(dataset, next(left))
+        model.check(several, next(left))
     assert [each.seed_nodes for each in fetcher] == list(range(40))
     with pytest.raises(RuntimeError, match="invalidated"):  # torch's own rule: one iterator of a pipe
         next(left)
@@ -70,17 +65,18 @@ def test_a_page_that_cannot_be_read_ends_the_epoch(graphbolt: Any, minibatch: An
         next(iterator)
 
 
-def test_an_error_in_sampling_comes_at_its_turn(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
-    iterator = iter(pipe_of(minibatch, one, fails_at=7).gids_fetch(gids.open(one.store, **MEMORY), ["feat"]))
+def test_an_error_in_sampling_comes_at_its_turn(graphbolt: Any, minibatch: Any, several: Dataset) -> None:
+    iterator = iter(fetch(Minibatches(minibatch, fails_at=7), several))
     assert [next(iterator).seed_nodes for _ in range(7)] == list(range(7))
     with pytest.raises(OSError, match="sampler"):
         next(iterator)
 
 
-def test_a_closed_fetcher_cannot_be_iterated(fetcher: Any, minibatch: Any, dataset: Dataset) -> None:
+def test_a_closed_fetcher_cannot_be_iterated(graphbolt: Any, minibatch: Any, several: Dataset) -> None:
     """Also if another one has the same FeatureLoader."""
-    source, keys = fetcher.feature_loader.source, (dataset.node_keys, dataset.edge_keys)
-    other = pipe_of(minibatch, dataset).gids_fetch(source, *keys)
+    fetcher = fetch(Minibatches(minibatch), several)
+    source, keys = fetcher.feature_loader.source, (several.node_keys, several.edge_keys)
+    other = Minibatches(minibatch).gids_fetch(source, *keys)
     assert other.feature_loader is fetcher.feature_loader
     iterator = iter(fetcher)
     next(iterator)
@@ -102,7 +98,7 @@ def test_wrong_keys_are_refused(graphbolt: Any, minibatch: Any, one: Dataset) ->
     ]
     for keys, error, message in cases:
         with pytest.raises(error, match=message):
-            pipe_of(minibatch, one).gids_fetch(one.store, **keys)
+            Minibatches(minibatch).gids_fetch(one.store, **keys)
 
 
 def test_minibatches_that_do_not_fit_are_refused(
@@ -133,8 +129,8 @@ def test_a_closed_stage_or_store_holds_no_dataset(
     graphbolt: Any, minibatch: Any, one: Dataset, tmp_path: Path
 ) -> None:
     path = shutil.copytree(one.store.path, tmp_path / "one.gids")
-    fetch = pipe_of(minibatch, one).gids_fetch
-    for opening in (lambda: fetch(path, ["feat"]), lambda: graphbolt.FeatureStore(path)):
+    stage = Minibatches(minibatch).gids_fetch
+    for opening in (lambda: stage(path, ["feat"]), lambda: graphbolt.FeatureStore(path)):
         opened = opening()
         assert has_open(path)
         opened.close()

@@ -13,9 +13,7 @@ import torch
 from inference_model import (
     MEMORY,
     RELATION,
-    RELATIONS,
     EdgeSage,
-    HeteroSage,
     Rows,
     check_memory,
     close,
@@ -27,7 +25,6 @@ import gids
 from gids import FeatureStore, MemoryBudgetError
 from gids.cuda import Device
 from gids.inference import layerwise
-from gids.store.names import Relation
 from gids.write import DatasetWriter
 
 
@@ -70,45 +67,6 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, with_id
     nodes = torch.tensor([1400, 2, 77, 2])
     some = layerwise(model, gids.open(store, **options), edge_tables={"any": "_N._E._N.w"}, nodes=nodes)
     close(some.values, expected[nodes])
-
-
-def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Rows) -> None:
-    """Edges of one relation have floats, of one integers, of the others nothing."""
-    cites, _, has, written, _ = RELATIONS
-    store = FeatureStore(several_types)
-    counts = {relation: store.num_edges(relation) for relation in RELATIONS}
-    edges: dict[Relation, torch.Tensor] = {r: torch.rand(counts[r], 1) for r in (cites, written)}
-    edges[has] = torch.randint(0, 9, (counts[has], 1))
-    with DatasetWriter(several_types.with_name("w.gids")) as writer:
-        for relation, values in edges.items():
-            for ntype in (relation[0], relation[2]):
-                writer.add_nodes(ntype, store.num_nodes(ntype))
-            if (graph := store.graph(relation)).edge_ids is None:  # else the number of edges is enough
-                writer.write_graph(relation, graph.indptr, graph.indices, num_src=graph.num_src)
-            writer.write_table("edge", relation, "w", values)
-    both = [store, several_types.with_name("w.gids")]
-    dims = {t: r.shape[1] for t, r in rows.items()}
-    model = [
-        HeteroSage(dims, store.relations, 20, 1),
-        HeteroSage({"paper": 20, "author": 20}, store.relations, 3, 2),
-    ]
-    given: set[tuple[Relation, torch.dtype]] = set()
-
-    def layer(i: int, blocks: Any, h: Rows, of_edges: dict[Relation, torch.Tensor]) -> Rows:
-        given.update((relation, values.dtype) for relation, values in of_edges.items())
-        assert all(len(values) == blocks[r].num_edges for r, values in of_edges.items())
-        return model[i](blocks, h, of_edges)
-
-    expected = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, edges)
-    tables = [".".join((*relation, "w")) for relation in edges]
-    result = layerwise(layer, gids.open(both, memory=MEMORY), layer_count=2, edge_tables=tables)
-    for ntype in ("paper", "author"):
-        close(result.values[ntype], expected[ntype])
-    check_memory(result.layers, MEMORY)
-    assert given == {(cites, torch.float32), (written, torch.float32), (has, torch.int64)}
-    fewer = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, {has: edges[has]})
-    found = layerwise(model, gids.open(both, memory=MEMORY), edge_tables=["field.has.paper.w"]).values
-    close(found["paper"], fewer["paper"])
 
 
 @pytest.mark.parametrize(

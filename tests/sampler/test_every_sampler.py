@@ -121,23 +121,6 @@ def test_minibatches_do_not_depend_on_threads_bulk_or_pickling(kind: str) -> Non
         assert repr(other) == repr(alone)
 
 
-@pytest.mark.parametrize("kind", ["labor-1", "ladies", "walks"])
-def test_bulk_equals_single_with_several_relations(kind: str) -> None:
-    graphs = citations()
-    path = [("author", "writes", "paper"), ("paper", "written by", "author")]
-    options: dict[str, Any] = {"metapath": path} if kind == "walks" else {}
-    steps: list[Any] = [
-        {"paper": torch.arange(30), "author": torch.tensor([5, 5, 2])},
-        {},
-        {"venue": torch.tensor([1, 1]), "paper": torch.tensor([3])},
-        {"author": torch.arange(0), "paper": torch.arange(100, 200)},
-    ]
-    alone, several = (make(kind, [6, 5], threads=threads, **options) for threads in (1, 4))
-    found = several.sample_bulk(graphs, steps, seed=0)
-    for step, (seeds, minibatch) in enumerate(zip(steps, found, strict=True)):
-        assert_same(minibatch, alone.sample(graphs, seeds, step=step, seed=0))
-
-
 def test_minibatches_of_bulk_belong_to_the_caller() -> None:
     sampler, steps = Neighbor([3, 5], threads=2), ids_of_steps()
     kept = sampler.sample_bulk(GRAPH, steps, seed=0)
