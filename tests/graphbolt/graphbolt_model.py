@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import CITES, WRITES
 from torch.utils.data import IterDataPipe
 
 import gids.dgl  # noqa: F401  (makes dgl importable)
@@ -22,8 +23,6 @@ from gids.write import DatasetWriter
 
 import dgl  # isort: skip
 
-WRITES = ("author", "writes", "paper")
-CITES = ("paper", "cites", "paper")
 COUNTS = {"author": 90, "paper": 400}
 EDGES = {WRITES: 700, CITES: 900}
 

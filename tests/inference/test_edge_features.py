@@ -12,7 +12,6 @@ import pytest
 import torch
 from inference_model import (
     MEMORY,
-    RELATION,
     EdgeSage,
     Rows,
     check_memory,
@@ -25,6 +24,7 @@ import gids
 from gids import FeatureStore, MemoryBudgetError
 from gids.cuda import Device
 from gids.inference import layerwise
+from gids.store.names import RELATION
 from gids.write import DatasetWriter
 
 
@@ -171,3 +171,18 @@ def test_pyg_layers_equal_the_graph_in_memory(tmp_path: Path, rows: Rows) -> Non
             x = conv((x, x), ends, edges)
     source = gids.open(store, memory=MEMORY)
     close(layerwise(layer, source, layer_count=2, edge_tables=["_N._E._N.w"]).values, x)
+
+
+def test_a_node_type_may_have_the_name_of_a_relation(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "named.gids") as writer:
+        for ntype in ("a", "a.to.a"):
+            writer.write_table("node", ntype, "feat", torch.full((4, 2), len(ntype)))
+            writer.write_graph((ntype, "to", "a"), torch.arange(5), torch.arange(4), num_src=4)
+        writer.write_table("edge", ("a", "to", "a"), "w", torch.full((4, 2), 9))
+
+    def layer(block: Any, h: Rows, of_edges: Any) -> Rows:
+        for rows, expected in ((h["a"], 1), (h["a.to.a"], 6), (of_edges["a", "to", "a"], 9)):
+            assert (rows == expected).all()
+        return {"a": h["a"][: block["a", "to", "a"].num_dst]}
+
+    layerwise([layer], str(tmp_path / "named.gids"), edge_tables=["a.to.a.w"])

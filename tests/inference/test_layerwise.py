@@ -14,7 +14,6 @@ import torch
 from datasets import random_in_edges
 from inference_model import (
     MEMORY,
-    RELATION,
     RELATIONS,
     HeteroSage,
     Rows,
@@ -29,7 +28,7 @@ from gids import FeatureStore, FormatError, MemoryBudgetError
 from gids.cuda import Device
 from gids.inference import layerwise
 from gids.store import verify
-from gids.store.names import Relation
+from gids.store.names import RELATION, Relation
 from gids.write import DatasetWriter
 
 
