@@ -19,8 +19,8 @@ def test_a_store_has_every_feature(graphbolt: Any, dataset: Dataset) -> None:
     assert len(store) == len(dataset.source)
     for key, rows in dataset.source.items():
         ids = torch.tensor([7, 3, 7], dtype=torch.int32)
-        assert torch.equal(store.read(*key, ids), rows[ids])
-        assert torch.equal(store.read(*key), rows)
+        for given in (ids, ids.long(), None):
+            assert torch.equal(store.read(*key, given), rows if given is None else rows[given])
         assert store.size(*key) == rows.shape[1:]
         assert store.count(*key) == len(rows)
         found = store.metadata(*key)

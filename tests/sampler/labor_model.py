@@ -30,7 +30,7 @@ def factor(pi: Sequence[float], k: int) -> float:
         return max((1 / p for p in pi), default=0.0)
     low, high = 0.0, 1 / min(pi)
     each = np.array(pi)
-    for _ in range(60):
+    for _ in range(45):
         c = (low + high) / 2
         low, high = (c, high) if (1 / np.minimum(1, c * each)).sum() > d * d / k else (low, c)
     return (low + high) / 2

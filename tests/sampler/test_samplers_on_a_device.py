@@ -60,17 +60,18 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, kind: str) -> None:
 
 def test_a_sampler_gets_other_weights_and_masks(device: Device) -> None:
     """New arrays get the ids of those that they replace."""
-    sampler, ids, turns = Neighbor([3, 3], weights=np.ones(GRAPH.num_edges, np.float32)), set(), 4
-    with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
+    graph, ids, turns = make_graph([8] * 200), set(), 8
+    sampler = Neighbor([3, 3], weights=np.ones(1600, np.float32))
+    with PinnedGraph(graph, device, topology_on="host") as pinned:
         for turn in range(turns):
             sampler.weights = sampler.locality = None
-            weights = np.ones(GRAPH.num_edges, np.float32)
+            weights = np.ones(1600, np.float32)
             weights[turn % 2 :: 2] = turn % 4 // 2  # 0 or 1
-            mask = np.arange(NODES) % turns == turn
+            mask = np.arange(200) % turns == turn
             sampler.weights, sampler.locality = weights, LocalityBias(mask, 50, weights=True)
             ids |= {id(weights)}
             del weights
-            assert_same(*(sampler.sample(g, torch.arange(20), seed=0) for g in (pinned, GRAPH)))
+            assert_same(*(sampler.sample(g, torch.arange(20), seed=0) for g in (pinned, graph)))
     assert len(ids) < turns
 
 
@@ -108,9 +109,9 @@ def test_minibatches_are_right_on_streams_that_run_out_of_step() -> None:
     topology = Topology([PinnedGraph(graph, device, topology_on="host") for graph in graphs])
     on_host = Topology(graphs)
     streams = [device.new_stream(), device.new_stream()]
-    ids = {"paper": torch.arange(0, 400, 9), "author": torch.arange(20)}
-    samplers, left = [make(kind, [4, 3]) for kind in ("neighbor", "times of nodes")], list[Any]()
-    for step in range(8):
+    ids = {"paper": torch.arange(0, 400, 20), "author": torch.arange(9)}
+    samplers, left = [make(kind, [3, 2]) for kind in ("neighbor", "times of nodes")], list[Any]()
+    for step in range(6):
         draws = samplers[step // 2 % 2]
         with device.use(streams[step // 3 % 2]):
             left.append((draws, draws.start(topology, seeds_for(draws, ids), step=step, seed=0)))
@@ -134,19 +135,19 @@ def test_starting_does_not_wait_but_settles_the_minibatch_before() -> None:
     """The host waits once for each minibatch, and for each layer of all in-edges, whose number it needs."""
     device, draws = Waits(), Neighbor([5, 4, 3])
     with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
-        first = draws.start(pinned, torch.arange(30), step=0, seed=0)
+        first = draws.start(pinned, torch.arange(10), step=0, seed=0)
         assert device.said == [("copy", 0)]
-        second = draws.start(pinned, torch.arange(30), step=1, seed=0)
+        second = draws.start(pinned, torch.arange(10), step=1, seed=0)
         assert device.said == [("copy", 0), ("wait", 0), ("copy", 1)]
         second()
         first()
         assert device.said[3:] == [("wait", 1)]
-        dropped = draws.start(pinned, torch.arange(30), step=2, seed=0)
+        dropped = draws.start(pinned, torch.arange(10), step=2, seed=0)
         del dropped
-        draws.start(pinned, torch.arange(30), step=3, seed=0)
+        draws.start(pinned, torch.arange(10), step=3, seed=0)
         assert device.said[4:] == [("copy", 2), ("copy", 3)], "nobody needs the dropped one"
         before = len(device.said)
-        Neighbor([5, 3, -1]).sample(pinned, torch.arange(30), seed=0)
+        Neighbor([5, 3, -1]).sample(pinned, torch.arange(10), seed=0)
         assert [what for what, _ in device.said[before:]].count("wait") == 2
 
 
