@@ -143,7 +143,9 @@ def test_a_loader_reports_the_rows_in_its_cache(
     dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    source = gids.open(dataset, memory=128 << 20, device_memory=96 << 20, heat="none")
+    source = gids.open(
+        dataset, memory=64 << 20, device_memory=64 << 20, heat="none", tuning=gids.Tuning(staging="8MB")
+    )
     with gids.FeatureLoader(source, ["paper.feat"], device=device_name) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))
