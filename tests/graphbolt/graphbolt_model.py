@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import CITES, WRITES
 from torch.utils.data import IterDataPipe
 
 import gids.dgl  # noqa: F401  (makes dgl importable)
@@ -22,8 +23,6 @@ from gids.write import DatasetWriter
 
 import dgl  # isort: skip
 
-WRITES = ("author", "writes", "paper")
-CITES = ("paper", "cites", "paper")
 COUNTS = {"author": 90, "paper": 400}
 EDGES = {WRITES: 700, CITES: 900}
 
@@ -82,45 +81,28 @@ def heterogeneous(directory: Path) -> Dataset:
 
 
 class Minibatches(IterDataPipe[Any]):
-    """A pipe of sampled minibatches, the same in each epoch; fails_at: the one that cannot be sampled.
+    """A pipe of minibatches that were sampled from `heterogeneous`, the same in each epoch.
 
-    sampled: how many have left it.
+    fails_at: the one that cannot be sampled. sampled: how many have left it.
     """
 
-    def __init__(
-        self,
-        minibatch: Callable[..., Any],
-        several_types: bool,
-        *,
-        dtype: torch.dtype = torch.int64,
-        fails_at: int | None = None,
-    ) -> None:
-        self.minibatch, self.several_types = minibatch, several_types
-        self.dtype, self.fails_at, self.sampled = dtype, fails_at, 0
+    def __init__(self, minibatch: Callable[..., Any], *, fails_at: int | None = None) -> None:
+        self.minibatch, self.fails_at, self.sampled = minibatch, fails_at, 0
 
     def __iter__(self) -> Iterator[Any]:
         rng = np.random.default_rng(3)
 
-        def ids(bound: int, most: int) -> torch.Tensor:
-            drawn = (bound * rng.random(rng.integers(0, most)) ** 2).astype(np.int64)  # some of them twice
-            return torch.from_numpy(drawn).to(self.dtype)
+        def ids(bound: int) -> torch.Tensor:
+            return torch.from_numpy((bound * rng.random(rng.integers(0, 70)) ** 2).astype(np.int64))
 
         for number in range(40):
             if number == self.fails_at:
                 raise OSError("sampler")
             layers: list[Any] = []
             for _ in range(2):
-                edges: Any = ids(900, 60)
-                if self.several_types:
-                    edges = {":".join(r): ids(count, 50) for r, count in EDGES.items()}
-                    if number % 3 == 0:
-                        del edges[":".join(WRITES)]
+                edges = {":".join(r): ids(count) for r, count in EDGES.items() if r != WRITES or number % 3}
                 layers.append(SimpleNamespace(original_edge_ids=edges))
-            nodes: Any = ids(400, 120)
-            if self.several_types:
-                nodes = {ntype: ids(count, 70) for ntype, count in COUNTS.items()}
-                if number % 4 == 0:
-                    del nodes["author"]
+            nodes = {ntype: ids(count) for ntype, count in COUNTS.items() if ntype != "author" or number % 4}
             self.sampled += 1
             yield self.minibatch(seed_nodes=number, input_nodes=nodes, sampled_subgraphs=layers)
 
@@ -133,13 +115,11 @@ def check(dataset: Dataset, minibatch: Any) -> int:
     expected = dict[Any, torch.Tensor]()
     layers: list[dict[Any, torch.Tensor]] = [{} for _ in minibatch.sampled_subgraphs]
     for (domain, type_name, name), rows in dataset.source.items():
-        key = name if type_name is None else (type_name, name)
         found = [minibatch.input_nodes] if domain == "node" else []
         found += [s.original_edge_ids for s in minibatch.sampled_subgraphs] if domain == "edge" else []
         for into, ids in zip([expected] if domain == "node" else layers, found, strict=True):
-            of_type = ids if type_name is None else ids.get(type_name)
-            if of_type is not None:
-                into[key] = rows[of_type.long()]
+            if type_name in ids:
+                into[type_name, name] = rows[ids[type_name]]
     for features, wanted in zip(
         [minibatch.node_features, *minibatch.edge_features], [expected, *layers], strict=True
     ):

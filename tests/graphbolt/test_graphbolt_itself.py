@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
 from typing import Any
@@ -22,100 +21,81 @@ MEMORY = {"memory": 1 << 28}
 
 
 @pytest.fixture
-def graph(gb: Any, dataset: Dataset) -> Any:
-    """A sampling graph whose edge ids are those of the dataset."""
-    rng = np.random.default_rng(4)
-    relations = EDGES if isinstance(dataset.node_keys, dict) else {("_N", "_E", "_N"): 900}
-    ntypes = sorted({t for r in relations for t in (r[0], r[2])})
-    sizes = [COUNTS.get(t, 400) for t in ntypes]
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
+def graph(gb: Any) -> Any:
+    """A sampling graph whose edge ids are those of the dataset `several`."""
+    rng, ntypes = np.random.default_rng(4), sorted(COUNTS)
+    offsets = np.cumsum([0, *(COUNTS[t] for t in ntypes)])
     start = dict(zip(ntypes, offsets, strict=False))
-    src, dst, kind, ids = (
-        np.concatenate(parts)
-        for parts in zip(
-            *(
-                (
-                    start[r[0]] + (COUNTS.get(r[0], 400) * rng.random(n) ** 2).astype(np.int64),
-                    start[r[2]] + rng.integers(0, COUNTS.get(r[2], 400), n),
-                    np.full(n, number, np.uint8),
-                    rng.permutation(n),
-                )
-                for number, (r, n) in enumerate(relations.items())
-            ),
-            strict=True,
+    of_relations = [
+        (
+            start[src] + (COUNTS[src] * rng.random(n) ** 2).astype(np.int64),
+            start[dst] + rng.integers(0, COUNTS[dst], n),
+            np.full(n, number, np.uint8),
+            rng.permutation(n),
         )
-    )
+        for number, ((src, _, dst), n) in enumerate(EDGES.items())
+    ]
+    src, dst, kind, ids = map(np.concatenate, zip(*of_relations, strict=True))
     order = np.lexsort((kind, dst))
     degrees = np.bincount(dst, minlength=offsets[-1])
-    several_types: dict[str, Any] = {}
-    if len(relations) > 1:
-        several_types = {
-            "node_type_offset": torch.from_numpy(offsets),
-            "type_per_edge": torch.from_numpy(kind[order]),
-            "node_type_to_id": {t: i for i, t in enumerate(ntypes)},
-            "edge_type_to_id": {":".join(r): i for i, r in enumerate(relations)},
-        }
     return gb.fused_csc_sampling_graph(
         torch.from_numpy(np.concatenate([[0], np.cumsum(degrees)])),
         torch.from_numpy(src[order]),
         edge_attributes={gb.ORIGINAL_EDGE_ID: torch.from_numpy(ids[order])},
-        **several_types,
+        node_type_offset=torch.from_numpy(offsets),
+        type_per_edge=torch.from_numpy(kind[order]),
+        node_type_to_id={t: i for i, t in enumerate(ntypes)},
+        edge_type_to_id={":".join(r): i for i, r in enumerate(EDGES)},
     )
 
 
-def fetched(gb: Any, graph: Any, dataset: Dataset, shuffle: bool = False, fanout: int = 4) -> Any:
-    """sampled() with the features of the dataset. Without a cache every page is read."""
-    source = gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0))
-    pipe = sampled(gb, graph, dataset, shuffle, fanout)
-    return pipe.gids_fetch(source, dataset.node_keys, dataset.edge_keys)
-
-
-def sampled(gb: Any, graph: Any, dataset: Dataset, shuffle: bool = False, fanout: int = 4) -> Any:
+def sampled(gb: Any, graph: Any, fanout: int = 4, *, shuffle: bool = False) -> Any:
     """A pipe of 15 sampled minibatches."""
-    items = gb.ItemSet(torch.arange(300), names="seed_nodes")
-    if isinstance(dataset.node_keys, dict):
-        items = gb.ItemSetDict({"paper": items})
+    items = gb.ItemSetDict({"paper": gb.ItemSet(torch.arange(300), names="seed_nodes")})
     return gb.ItemSampler(items, batch_size=20, shuffle=shuffle).sample_neighbor(graph, [fanout, fanout])
 
 
+def fetched(pipe: Any, dataset: Dataset) -> Any:
+    """The pipe with the features of the dataset. Without a cache every page is read."""
+    source = gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0))
+    return pipe.gids_fetch(source, dataset.node_keys, dataset.edge_keys)
+
+
 def seeds_of(minibatch: Any) -> list[int]:
-    seeds = minibatch.seed_nodes
-    return (seeds["paper"] if isinstance(seeds, dict) else seeds).tolist()
+    return minibatch.seed_nodes["paper"].tolist()
 
 
-def assert_complete(dataset: Dataset, minibatches: list[Any]) -> None:
-    for each in minibatches:
-        assert model.check(dataset, each) >= 2
-    assert len(minibatches) == 15
-    assert sorted(s for each in minibatches for s in seeds_of(each)) == list(range(300))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_of_graphbolts_loader(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
-    pipe = fetched(gb, graph, dataset, shuffle=True)
-    loader = gb.DataLoader(pipe, num_workers=workers)
+@pytest.mark.parametrize(("workers", "copied"), [(0, False), (2, False), (0, True)])
+def test_epochs_of_graphbolts_loader(
+    gb: Any, graph: Any, several: Dataset, workers: int, copied: bool
+) -> None:
+    """copied: GraphBolt runs all stages before the copy in a thread."""
+    pipe = fetched(sampled(gb, graph, shuffle=True), several)
+    loader = gb.DataLoader(pipe.copy_to(torch.device("cpu")) if copied else pipe, num_workers=workers)
     orders = []
     for _epoch in range(2):
         minibatches = list(loader)
-        assert_complete(dataset, minibatches)
+        for each in minibatches:
+            assert model.check(several, each) >= 2
         orders.append([seeds_of(each) for each in minibatches])
+        assert sorted(seed for seeds in orders[-1] for seed in seeds) == list(range(300))
     assert orders[0] != orders[1]
     pipe.close()
 
 
-def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Dataset) -> None:
+def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, several: Dataset) -> None:
     stock = gb.BasicFeatureStore(
-        {k: gb.TorchBasedFeature(v.view(len(v), -1)) for k, v in dataset.source.items()}
+        {k: gb.TorchBasedFeature(v.view(len(v), -1)) for k, v in several.source.items()}
     )
-    ours = gids.graphbolt.FeatureStore(gids.open(dataset.store, **MEMORY))
+    ours = gids.graphbolt.FeatureStore(gids.open(several.store, **MEMORY))
     assert isinstance(ours, gb.FeatureStore)
-    assert all(isinstance(ours[key], gb.Feature) for key in dataset.source)
+    assert all(isinstance(ours[key], gb.Feature) for key in several.source)
 
-    keys = dataset.node_keys, dataset.edge_keys
-    every = {"fanout": -1}  # all neighbors: GraphBolt's draws cannot be repeated
-    by_stock = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(stock, *keys))
-    by_store = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(ours, *keys))
-    by_stage = gb.DataLoader(fetched(gb, graph, dataset, **every))
+    keys = several.node_keys, several.edge_keys
+    every = sampled(gb, graph, -1)  # all neighbors: GraphBolt's draws cannot be repeated
+    by_stock = gb.DataLoader(every.fetch_feature(stock, *keys))
+    by_store = gb.DataLoader(sampled(gb, graph, -1).fetch_feature(ours, *keys))
+    by_stage = gb.DataLoader(fetched(sampled(gb, graph, -1), several))
     for expected, *others in zip(by_stock, by_store, by_stage, strict=True):
         for found in others:
             assert seeds_of(found) == seeds_of(expected)
@@ -129,51 +109,21 @@ def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Datase
                     assert torch.equal(mine[key].view(len(rows), -1), rows)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_features_of_an_earlier_stage_stay(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
-    label = torch.arange(400)[:, None]
-    labels = gb.BasicFeatureStore(
-        {("node", t, "label"): gb.TorchBasedFeature(label) for t in (None, "paper")}
-    )
-    several_types = isinstance(dataset.node_keys, dict)
-    pipe = sampled(gb, graph, dataset).fetch_feature(
-        labels, {"paper": ["label"]} if several_types else ["label"]
-    )
-    pipe = pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys)
-    minibatches = list(gb.DataLoader(pipe, num_workers=workers))
+def test_features_of_an_earlier_stage_stay(gb: Any, graph: Any, several: Dataset) -> None:
+    label = gb.TorchBasedFeature(torch.arange(400)[:, None])
+    labels = gb.BasicFeatureStore({("node", "paper", "label"): label})
+    pipe = sampled(gb, graph).fetch_feature(labels, {"paper": ["label"]})
+    minibatches = list(gb.DataLoader(fetched(pipe, several)))
     assert len(minibatches) == 15
     for each in minibatches:
-        found = each.node_features.pop(("paper", "label") if several_types else "label")
-        assert torch.equal(found[:, 0], each.input_nodes["paper"] if several_types else each.input_nodes)
-
-
-def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dataset: Dataset) -> None:
-    pipe = fetched(gb, graph, dataset)
-    loader = gb.DataLoader(pipe.copy_to(torch.device("cpu")))  # GraphBolt runs all before it in a thread
-    for _epoch in range(2):
-        assert_complete(dataset, list(loader))
-
-
-def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
-    pipe = fetched(gb, graph, dataset)
-    loader = gb.DataLoader(pipe)
-    engine = pipe.feature_loader._engine
-    engine.inject_faults([(0, 0, errno.EIO, 1 << 30)])
-    with pytest.raises(gids.StorageError):
-        list(loader)
-    engine.inject_faults([])
-    assert_complete(dataset, list(loader))
+        found = each.node_features.pop(("paper", "label"))
+        assert torch.equal(found[:, 0], each.input_nodes["paper"])
 
 
 # Where GraphBolt cannot be imported
 
 IMPORT = "try:\n    import gids.graphbolt\nexcept ImportError as error:\n    print(error.name, error)"
-BEFORE = [
-    "",
-    "import gids.dgl, dgl",
-    "import gids.dgl, dgl.graphbolt",
-    "import sys; sys.modules['dgl'] = None",
-]
+BEFORE = ["import gids.dgl, dgl", "import sys; sys.modules['dgl'] = None"]
 FORKS = """
 import os, sys
 import torch.utils.data  # once
@@ -194,10 +144,8 @@ def test_the_import_error_lists_the_versions_that_are_needed() -> None:
     command = [sys.executable, "-P", "-W", "error", "-c", FORKS, IMPORT, *BEFORE]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    *with_dgl, without_dgl = done.stdout.splitlines()
-    assert len(with_dgl) == 3
-    for said in with_dgl:
-        assert "dgl.graphbolt gids.graphbolt needs DGL's GraphBolt: dgl 2.1.0, torch 2.2.0 or 2.2.1" in said
-        assert f"dgl {dgl.__version__}" in said
-        assert "tools/graphbolt_env.sh" in said
+    with_dgl, without_dgl = done.stdout.splitlines()
+    assert "dgl.graphbolt gids.graphbolt needs DGL's GraphBolt: dgl 2.1.0, torch 2.2.0 or 2.2.1" in with_dgl
+    assert f"dgl {dgl.__version__}" in with_dgl
+    assert "tools/graphbolt_env.sh" in with_dgl
     assert "no DGL that can be imported (gids.dgl needs DGL" in without_dgl

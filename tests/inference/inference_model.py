@@ -12,7 +12,6 @@ import torch
 from gids.store.names import Relation
 
 Rows = dict[str, torch.Tensor]
-RELATION: Relation = ("_N", "_E", "_N")
 MEMORY = 20 << 20
 COUNTS = {"paper": 1500, "author": 400, "field": 40, "nobody": 0}
 RELATIONS = [

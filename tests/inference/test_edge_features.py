@@ -12,10 +12,7 @@ import pytest
 import torch
 from inference_model import (
     MEMORY,
-    RELATION,
-    RELATIONS,
     EdgeSage,
-    HeteroSage,
     Rows,
     check_memory,
     close,
@@ -27,7 +24,7 @@ import gids
 from gids import FeatureStore, MemoryBudgetError
 from gids.cuda import Device
 from gids.inference import layerwise
-from gids.store.names import Relation
+from gids.store.names import RELATION
 from gids.write import DatasetWriter
 
 
@@ -56,14 +53,13 @@ def sage(edge_dim: int, *dims: int) -> list[Any]:
     return [EdgeSage(a, b, edge_dim, seed) for seed, (a, b) in enumerate(pairwise(dims))]
 
 
-@pytest.mark.parametrize("window", [0, 16])
 @pytest.mark.parametrize("with_ids", [False, True])
-def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window: int, with_ids: bool) -> None:
+def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, with_ids: bool) -> None:
     edges = edge_rows(6)
     store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=with_ids)
     model = sage(6, 100, 16, 5)
     expected = expected_of(store, model, rows["paper"], edges)
-    options: dict[str, Any] = {"memory": MEMORY, "window": window}
+    options: dict[str, Any] = {"memory": MEMORY, "window": 16}
     result = layerwise(model, gids.open(store, **options), edge_tables=["_N._E._N.w"])
     close(result.values, expected)
     assert result.layers[0]["blocks"] > 1
@@ -71,67 +67,19 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window:
     nodes = torch.tensor([1400, 2, 77, 2])
     some = layerwise(model, gids.open(store, **options), edge_tables={"any": "_N._E._N.w"}, nodes=nodes)
     close(some.values, expected[nodes])
-    kept = layerwise(
-        model,
-        gids.open(store, **options),
-        edge_tables=[store.table("_N._E._N.w")],
-        output=tmp_path / "h.gids",
-    )
-    close(kept.tables["_N"].read_rows(torch.arange(1500)), expected)
 
 
-def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Rows) -> None:
-    """Edges of one relation have floats, of one integers, of the others nothing."""
-    cites, _, has, written, _ = RELATIONS
-    store = FeatureStore(several_types)
-    counts = {relation: store.num_edges(relation) for relation in RELATIONS}
-    edges: dict[Relation, torch.Tensor] = {r: torch.rand(counts[r], 1) for r in (cites, written)}
-    edges[has] = torch.randint(0, 9, (counts[has], 1))
-    with DatasetWriter(several_types.with_name("w.gids")) as writer:
-        for relation, values in edges.items():
-            for ntype in (relation[0], relation[2]):
-                writer.add_nodes(ntype, store.num_nodes(ntype))
-            if (graph := store.graph(relation)).edge_ids is None:  # else the number of edges is enough
-                writer.write_graph(relation, graph.indptr, graph.indices, num_src=graph.num_src)
-            writer.write_table("edge", relation, "w", values)
-    both = [store, several_types.with_name("w.gids")]
-    dims = {t: r.shape[1] for t, r in rows.items()}
-    model = [
-        HeteroSage(dims, store.relations, 20, 1),
-        HeteroSage({"paper": 20, "author": 20}, store.relations, 3, 2),
-    ]
-    given: set[tuple[Relation, torch.dtype]] = set()
-
-    def layer(i: int, blocks: Any, h: Rows, of_edges: dict[Relation, torch.Tensor]) -> Rows:
-        given.update((relation, values.dtype) for relation, values in of_edges.items())
-        assert all(len(values) == blocks[r].num_edges for r, values in of_edges.items())
-        return model[i](blocks, h, of_edges)  # type: ignore[no-any-return]
-
-    expected = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, edges)
-    tables = [".".join((*relation, "w")) for relation in edges]
-    result = layerwise(layer, gids.open(both, memory=MEMORY), layer_count=2, edge_tables=tables)
-    for ntype in ("paper", "author"):
-        close(result.values[ntype], expected[ntype])  # type: ignore[index, call-overload]
-    check_memory(result.layers, MEMORY)
-    assert given == {(cites, torch.float32), (written, torch.float32), (has, torch.int64)}
-    fewer = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, {has: edges[has]})
-    found = layerwise(model, gids.open(both, memory=MEMORY), edge_tables=["field.has.paper.w"]).values
-    close(found["paper"], fewer["paper"])  # type: ignore[index, call-overload]
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("feature_dtype", [None, torch.float16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("key", ["w", "half", "kind"])
+@pytest.mark.parametrize(
+    ("key", "dtype", "feature_dtype"),
+    [("w", torch.float32, torch.float16), ("half", torch.bfloat16, None)],
+)
 def test_every_layer_gets_the_same_rows(
     tmp_path: Path, rows: Rows, key: str, dtype: torch.dtype, feature_dtype: torch.dtype | None
 ) -> None:
-    """For all dtypes of stored rows and of layers."""
     count = len(edge_rows(1))
-    tables = {"w": edge_rows(3), "half": edge_rows(3).half(), "kind": torch.arange(count).view(-1, 1)}
+    tables = {"w": edge_rows(3), "half": edge_rows(3).half()}
     store = write(tmp_path / "one.gids", rows["paper"], tables, with_ids=True)
-    floating = tables[key].is_floating_point()
-    expected = tables[key].to(feature_dtype) if feature_dtype and floating else tables[key]
+    expected = tables[key].to(feature_dtype) if feature_dtype else tables[key]
     seen = []
 
     def layer(i: int, block: Any, h: torch.Tensor, of_edges: torch.Tensor) -> torch.Tensor:
@@ -150,7 +98,7 @@ def test_every_layer_gets_the_same_rows(
         feature_dtype=feature_dtype,
     )
     assert sum(seen) == 3 * count
-    assert torch.equal(result.values, rows["paper"].half().to(dtype).double())  # type: ignore[arg-type]
+    assert torch.equal(result.values, rows["paper"].half().to(dtype).double())
 
 
 def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
@@ -173,67 +121,6 @@ def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
     assert result.layers[0]["blocks"] > 1
 
 
-def test_features_of_edges_need_none_of_nodes(tmp_path: Path, rows: Rows) -> None:
-    edges = edge_rows(4)
-    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=True)
-
-    def layer(block: Any, ids: torch.Tensor, of_edges: torch.Tensor) -> torch.Tensor:
-        assert ids.dtype == torch.int64
-        out = torch.zeros(block.num_dst, 4).index_add_(0, block.coo()[1], of_edges)
-        return out + ids[: block.num_dst, None]
-
-    graph = store.graph()
-    dst = torch.arange(1500).repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
-    total = torch.zeros(1500, 4).index_add_(0, dst, edges[torch.from_numpy(np.array(graph.edge_ids))])
-    result = layerwise([layer], gids.open(store, memory=MEMORY), tables=[], edge_tables=["_N._E._N.w"])
-    close(result.values, total + torch.arange(1500)[:, None])
-
-
-def test_node_types_may_have_the_names_of_relations(tmp_path: Path) -> None:
-    names = ("a", "a.to.a")
-    rows = {t: torch.randn(30, 3) for t in names}
-    relations: list[Relation] = [("a", "to", "a"), ("a.to.a", "to", "a"), ("a", "to.a.to", "a")]
-    edges = {}
-    with DatasetWriter(tmp_path / "named.gids") as writer:
-        for ntype, values in rows.items():
-            writer.write_table("node", ntype, "feat", values)
-        for relation in relations:
-            degrees = np.full(30, 2)
-            indices = np.random.default_rng(len(edges)).integers(0, 30, 60)
-            writer.write_graph(relation, np.concatenate([[0], degrees.cumsum()]), indices, num_src=30)
-            edges[relation] = torch.rand(60, 1)
-            writer.write_table("edge", relation, f"w{len(edges)}", edges[relation])
-    store = FeatureStore(tmp_path / "named.gids")
-    model = [HeteroSage(dict.fromkeys(names, 3), relations, 4, 0)]
-    expected = in_memory(model, {r: store.graph(r) for r in relations}, rows, edges)
-    tables = [t for t in store.tables if "feat" not in t]
-    found = layerwise(model, gids.open(store, memory=MEMORY), edge_tables=tables).values
-    close(found["a"], expected["a"])  # type: ignore[index, call-overload]
-
-
-def test_wrong_arguments_are_refused(tmp_path: Path, rows: Rows) -> None:
-    edges = edge_rows(1)
-    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges, "v": edges}, with_ids=False)
-    w, v = "_N._E._N.w", "_N._E._N.v"
-    for arguments, error, message in (
-        ({"tables": [w]}, ValueError, r"_N\._E\._N\.w is a table of edges: pass it as edge_tables="),
-        ({"edge_tables": ["feat"]}, ValueError, r"_N\.feat is a table of nodes: pass it as tables="),
-        (
-            {"edge_tables": [w, v]},
-            ValueError,
-            "w and _N._E._N.v are tables of the same '_N._E._N' edges",
-        ),
-        ({"edge_tables": w}, TypeError, "give a list"),
-        ({"edge_tables": ["x"]}, KeyError, "no table 'x'"),
-    ):
-        with pytest.raises(error, match=message):
-            layerwise(
-                sage(1, 100, 3),
-                gids.open(store, memory=MEMORY),
-                **arguments,
-            )  # type: ignore[arg-type]
-
-
 def test_layers_get_rows_on_the_device(
     tmp_path: Path, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
@@ -252,3 +139,51 @@ def test_layers_get_rows_on_the_device(
         device="cuda",
     ).values
     close(found, expected)
+
+
+def test_tables_that_do_not_fit_are_refused(tmp_path: Path, rows: Rows) -> None:
+    edges = edge_rows(1)
+    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges, "v": edges}, with_ids=False)
+    w, v = "_N._E._N.w", "_N._E._N.v"
+    with pytest.raises(ValueError, match=r"_N\._E\._N\.w is a table of edges: pass it as edge_tables="):
+        layerwise(sage(1, 100, 3), store, tables=[w])
+    with pytest.raises(ValueError, match=r"are tables of the same '_N\._E\._N' edges"):
+        layerwise(sage(1, 100, 3), store, edge_tables=[w, v])
+
+
+def test_pyg_layers_equal_the_graph_in_memory(tmp_path: Path, rows: Rows) -> None:
+    """As docs/inference.md shows, with features of edges."""
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import GATv2Conv
+
+    edges = edge_rows(3)
+    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=False)
+    convs = [GATv2Conv(a, b, edge_dim=3, add_self_loops=False).eval() for a, b in ((100, 16), (16, 4))]
+
+    def layer(i: int, block: Any, h: torch.Tensor, of_edges: torch.Tensor) -> torch.Tensor:
+        return convs[i]((h, h[: block.num_dst]), torch.stack(block.coo()), of_edges)
+
+    graph, x = store.graph(), rows["paper"]
+    dst = torch.arange(graph.num_dst).repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
+    ends = torch.stack([torch.from_numpy(graph.indices.astype(np.int64)), dst])
+    with torch.no_grad():
+        for conv in convs:
+            x = conv((x, x), ends, edges)
+    source = gids.open(store, memory=MEMORY)
+    close(layerwise(layer, source, layer_count=2, edge_tables=["_N._E._N.w"]).values, x)
+
+
+def test_a_node_type_may_have_the_name_of_a_relation(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "named.gids") as writer:
+        for ntype in ("a", "a.to.a"):
+            writer.write_table("node", ntype, "feat", torch.full((4, 2), len(ntype)))
+            writer.write_graph((ntype, "to", "a"), torch.arange(5), torch.arange(4), num_src=4)
+        writer.write_table("edge", ("a", "to", "a"), "w", torch.full((4, 2), 9))
+
+    def layer(block: Any, h: Rows, of_edges: Any) -> Rows:
+        for rows, expected in ((h["a"], 1), (h["a.to.a"], 6), (of_edges["a", "to", "a"], 9)):
+            assert (rows == expected).all()
+        return {"a": h["a"][: block["a", "to", "a"].num_dst]}
+
+    source = gids.open(tmp_path / "named.gids", memory=MEMORY)
+    layerwise([layer], source, edge_tables=["a.to.a.w"])

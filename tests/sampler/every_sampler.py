@@ -4,102 +4,91 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from datasets import make_graph
-from sampling_model import mixed_degrees
+from sampling_model import mixed_degrees, with_times
 
-from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk
-from gids.sampler.layered import LayeredSampler
+from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk, TimedSeeds
 from gids.store import Graph
 
 NODES = 2000
-GRAPH = make_graph(mixed_degrees(NODES), dtype=np.int32)
+GRAPH = with_times(make_graph(mixed_degrees(NODES), dtype=np.int32))
 _RNG = np.random.default_rng(6)
 POSITIVE = _RNG.exponential(1, GRAPH.num_edges).astype(np.float32)
 SOME_ZERO = np.where(_RNG.random(GRAPH.num_edges) < 0.6, 0, POSITIVE)
 MANY_SCALES = np.exp2(_RNG.integers(-140, 120, GRAPH.num_edges)).astype(np.float32)
 NEAR = _RNG.random(NODES) < 0.3
+WEIGHED = LocalityBias(NEAR, 1.7, weights=True)
 
-ON_DEVICES: dict[str, tuple[type[LayeredSampler], dict[str, Any]]] = {
-    "neighbor": (Neighbor, {}),
-    "replaced": (Neighbor, {"replace": True}),
-    "dependent": (Neighbor, {"batch_dependency": 3}),
-    "dependent for an epoch": (Neighbor, {"batch_dependency": math.inf}),
-    "dependent, replaced": (Neighbor, {"batch_dependency": 4, "replace": True}),
-    "nested": (Neighbor, {"batch_dependency": 3, "nested": True}),
-    "weights": (Neighbor, {"weights": POSITIVE}),
-    "some zero": (Neighbor, {"weights": SOME_ZERO}),
-    "many scales": (Neighbor, {"weights": MANY_SCALES}),
-    "weights, replaced": (Neighbor, {"weights": POSITIVE, "replace": True}),
-    "some zero, replaced": (Neighbor, {"weights": SOME_ZERO, "replace": True}),
-    "many scales, replaced": (Neighbor, {"weights": MANY_SCALES, "replace": True}),
-    "weights, dependent": (Neighbor, {"weights": SOME_ZERO, "batch_dependency": 8}),
-    "weights, nested": (Neighbor, {"weights": SOME_ZERO, "batch_dependency": 8, "nested": True}),
-    "weights, dependent, replaced": (
-        Neighbor,
-        {"weights": SOME_ZERO, "replace": True, "batch_dependency": 8},
-    ),
-    "locality": (Neighbor, {"locality": LocalityBias(NEAR, 4)}),
-    "locality with weights": (Neighbor, {"locality": LocalityBias(NEAR, 4, weights=True)}),
-    "locality, replaced": (Neighbor, {"locality": LocalityBias(NEAR, 1.7, weights=True), "replace": True}),
-    "locality and weights": (
-        Neighbor,
-        {
-            "locality": LocalityBias(NEAR, 3, weights=True),
-            "weights": SOME_ZERO,
-            "batch_dependency": 4,
-        },
-    ),
-    "locality of 1": (Neighbor, {"locality": LocalityBias(NEAR, 1), "weights": SOME_ZERO}),
-    "labor": (Labor, {}),
-    "labor, dependent": (Labor, {"batch_dependency": 4}),
-    "labor, dependent for an epoch": (Labor, {"batch_dependency": math.inf}),
-    "labor, nested": (Labor, {"batch_dependency": 4, "nested": True}),
-    "labor, one number in all layers": (Labor, {"layer_dependency": True}),
-    "labor of fixed count": (Labor, {"fixed_count": True}),
-    "labor of fixed count, dependent": (
-        Labor,
-        {"fixed_count": True, "batch_dependency": 16, "layer_dependency": True},
+ON_DEVICES: dict[str, Callable[..., Any]] = {
+    "neighbor": Neighbor,
+    "replaced": partial(Neighbor, replace=True),
+    "dependent": partial(Neighbor, batch_dependency=3),
+    "dependent, replaced": partial(Neighbor, batch_dependency=math.inf, replace=True),
+    "nested": partial(Neighbor, batch_dependency=3, nested=True),
+    "weights": partial(Neighbor, weights=MANY_SCALES),
+    "weights, replaced": partial(Neighbor, weights=SOME_ZERO, replace=True),
+    "weights, dependent": partial(Neighbor, weights=SOME_ZERO, batch_dependency=8),
+    "locality": partial(Neighbor, locality=LocalityBias(NEAR, 4)),
+    "locality, replaced": partial(Neighbor, locality=WEIGHED, replace=True),
+    "locality and weights": partial(Neighbor, locality=WEIGHED, weights=SOME_ZERO, batch_dependency=4),
+    "disjoint": partial(Neighbor, disjoint=True),
+    "times of edges": partial(Neighbor, temporal="edges"),
+    "times of edges, last": partial(Neighbor, temporal="edges", strategy="last"),
+    "times of nodes": partial(Neighbor, temporal="nodes"),
+    "times of nodes, last": partial(Neighbor, temporal="nodes", strategy="last"),
+    "times, replaced": partial(Neighbor, temporal="edges", replace=True),
+    "times and weights": partial(Neighbor, temporal="nodes", weights=SOME_ZERO, batch_dependency=4),
+    "bidirectional": partial(Neighbor, temporal="edges", subgraph="bidirectional"),
+    "labor": Labor,
+    "labor, dependent": partial(Labor, batch_dependency=math.inf),
+    "labor, nested": partial(Labor, batch_dependency=3, nested=True),
+    "labor, one number in all layers": partial(Labor, layer_dependency=True),
+    "labor of fixed count": partial(Labor, fixed_count=True),
+    "labor of fixed count, dependent": partial(
+        Labor, fixed_count=True, batch_dependency=16, layer_dependency=True
     ),
 }
-"""Samplers that work on a device too, and their options."""
+"""Samplers that work on a device too. Those with weights are for GRAPH."""
 
 SAMPLERS = {
     **ON_DEVICES,
-    "labor-1": (Labor, {"importance_sampling": 1}),
-    "labor-2 of fixed count": (Labor, {"importance_sampling": 2, "fixed_count": True}),
-    "labor-*": (Labor, {"importance_sampling": -1, "batch_dependency": math.inf}),
-    "ladies": (Ladies, {}),
-    "poisson ladies": (Ladies, {"poisson": True}),
-    "distinct ladies": (Ladies, {"replace": False}),
-    "ladies by count": (Ladies, {"law": "count"}),
-    "poisson ladies by count": (Ladies, {"law": "count", "poisson": True}),
-    "walks": (RandomWalk, {}),
+    "induced": partial(Neighbor, subgraph="induced"),
+    "times, induced": partial(Neighbor, temporal="nodes", strategy="last", subgraph="induced"),
+    "labor-1": partial(Labor, importance_sampling=1),
+    "labor-2 of fixed count": partial(Labor, importance_sampling=2, fixed_count=True),
+    "labor-*": partial(Labor, importance_sampling=-1),
+    "ladies": Ladies,
+    "poisson ladies": partial(Ladies, law="count", poisson=True),
+    "distinct ladies": partial(Ladies, replace=False),
+    "walks": RandomWalk,
 }
 
 
 def make(kind: str, per_layer: list[Any], **options: Any) -> Any:
     """The sampler of this name."""
-    sampler, own = SAMPLERS[kind]
-    return sampler(per_layer, **own, **options)  # type: ignore[call-arg]
+    return SAMPLERS[kind](per_layer, **options)
 
 
-def layers_for(kind: str) -> list[int]:
-    """Usual numbers per layer: LADIES draws for all nodes together."""
-    return [60, 40] if SAMPLERS[kind][0] is Ladies else [3, 5]
+def seeds_for(sampler: Any, ids: torch.Tensor | dict[str, torch.Tensor]) -> Any:
+    """Seeds, with times for a temporal sampler."""
+    if getattr(sampler, "temporal", None) is None:
+        return ids
+    times = [torch.arange(len(of_type)) * 7 % 60 - 5 for of_type in _by_type(ids).values()]
+    return TimedSeeds(ids, dict(zip(ids, times, strict=True)) if isinstance(ids, dict) else times[0])
 
 
-PLAIN = [kind for kind, (_, options) in SAMPLERS.items() if not {"weights", "locality"} & options.keys()]
-"""Samplers that take any graph."""
+def _by_type(values: Any) -> dict[str, Any]:
+    return values if isinstance(values, dict) else {"_N": values}
 
 
 def blocks_of(minibatch: Minibatch) -> list[Block]:
-    layers: list[Any] = minibatch.blocks
-    return [b for layer in layers for b in (layer.values() if isinstance(layer, dict) else [layer])]
+    return [b for layer in minibatch.blocks for b in _by_type(layer).values()]
 
 
 def assert_same(one: Minibatch, other: Minibatch) -> None:
@@ -120,19 +109,12 @@ def assert_same_tensors(one: Minibatch, other: Minibatch) -> None:
         assert torch.equal(mine.cpu(), yours.cpu())
 
 
-def assert_refused(*cases: tuple[type[Exception], str, Callable[[], object]]) -> None:
-    """Each call raises its error with its text."""
-    for error, said, call in cases:
-        with pytest.raises(error, match=said):
-            call()
-
-
 def spoiled(
     graph: Graph, *, indptr: dict[int, int] | None = None, indices: dict[int, int] | None = None
 ) -> Graph:
-    """The graph with other values at some positions."""
+    """The graph with other values at some positions, as a dataset that was damaged: marked as sorted."""
     arrays = graph.indptr.copy(), graph.indices.copy()
     for array, changes in zip(arrays, (indptr or {}, indices or {}), strict=True):
         for position, value in changes.items():
             array[position] = value
-    return Graph(graph.relation, graph.num_src, graph.num_dst, *arrays, None)
+    return replace(graph, indptr=arrays[0], indices=arrays[1], sorted_by="nodes")

@@ -30,7 +30,7 @@ def factor(pi: Sequence[float], k: int) -> float:
         return max((1 / p for p in pi), default=0.0)
     low, high = 0.0, 1 / min(pi)
     each = np.array(pi)
-    for _ in range(60):
+    for _ in range(45):
         c = (low + high) / 2
         low, high = (c, high) if (1 / np.minimum(1, c * each)).sum() > d * d / k else (low, c)
     return (low + high) / 2
@@ -104,20 +104,3 @@ EXAMPLES = [
     (2, [[0], [0, 1, 2, 3]], {0: [1 / 2] * 4, 1: [7 / 8, *[7 / 16] * 3], -1: [1, *[3 / 7] * 3]}),
     (3, [[0], [1, 2], [1], [3], [4], [5], [0, 1, 2, 3, 4, 5]], dict.fromkeys((0, 1, 2, -1), [1 / 2] * 6)),
 ]
-
-
-def copies_of(sources: Sequence[Sequence[int]], copies: int) -> Graph:
-    """A graph of this many separate copies of an example."""
-    edges, degrees = np.concatenate(sources), [len(of_node) for of_node in sources]
-    count = int(edges.max()) + 1
-    indices = (np.arange(copies)[:, None] * count + edges).reshape(-1)
-    indptr = np.concatenate([[0], np.cumsum(np.tile(degrees, copies))])
-    return Graph(("a", "to", "b"), copies * count, copies * len(sources), indptr, indices, None)
-
-
-def frequencies(positions: np.ndarray, sources: Sequence[Sequence[int]], copies: int) -> np.ndarray:
-    """How often each edge of the last destination was taken. All edges of the others were."""
-    per_copy, last = sum(map(len, sources)), len(sources[-1])
-    counts = np.bincount(positions % per_copy, minlength=per_copy)
-    assert (counts[:-last] == copies).all()
-    return counts[-last:] / copies

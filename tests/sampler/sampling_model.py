@@ -7,7 +7,7 @@ A node is a pair (tree, id); all are in tree 0 if a minibatch has no trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from gids.sampler import Minibatch
 from gids.store import Graph
 
 Node = tuple[int, int]
+Seed = tuple[int, int]
+"""Node and time."""
 Taken = list[list[tuple[int, float]]]
 """Of each node: the positions of its edges, and their weights."""
 Draw = Callable[[Graph, int, int, int, list[Node]], Taken]
 """(graph, number of its relation, layer, fanout, nodes) -> what they take. Layer 0 is the seeds' layer."""
 
 MASK = (1 << 32) - 1
+TREE = 0x74726565
 
 
 def philox(counter: Sequence[int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -49,6 +52,11 @@ def layer_key(seed: int, epoch: int, step: int, layer: int, relation: int) -> in
     return halves(philox((*words(layer), *words(relation)), words(minibatch)))[0]
 
 
+def tag(ntype: int, root: int, time: int) -> int:
+    """By which the tree of a seed draws."""
+    return philox((*words(root), *words(time & (1 << 64) - 1)), (ntype, TREE))[0]
+
+
 def choose(degree: int, fanout: int, key: int, node: int) -> list[int]:
     """A node's sampled in-edges, in order: Floyd's algorithm."""
     if fanout == -1 or degree <= fanout:
@@ -62,17 +70,10 @@ def choose(degree: int, fanout: int, key: int, node: int) -> list[int]:
     return chosen
 
 
-def uniform(numbers: tuple[int, int, int]) -> Draw:
-    """How Neighbor draws, of these numbers: seed, epoch, step."""
-
-    def draw(graph: Graph, relation: int, layer: int, fanout: int, nodes: list[Node]) -> Taken:
-        key, taken = layer_key(*numbers, layer, relation), []
-        for _, node in nodes:
-            begin, end = int(graph.indptr[node]), int(graph.indptr[node + 1])
-            taken.append([(begin + i, 1.0) for i in choose(end - begin, fanout, key, node)])
-        return taken
-
-    return draw
+def times_of_edges(graph: Graph, by: str | None) -> np.ndarray | None:
+    if by == "edges":
+        return graph.edge_times
+    return graph.src_times[graph.indices] if by == "nodes" and graph.src_times is not None else None
 
 
 @dataclass
@@ -96,28 +97,31 @@ class Model:
             for at, node in enumerate(self.nodes[t]):
                 self._local[t].setdefault(node, at)
 
-    def add_layer(self, take: Callable[[Graph, int, list[Node]], Taken], *, new_nodes: bool = True) -> None:
-        """take(graph, relation, nodes). Without new nodes, edges from others are left out."""
-        before = {t: list(nodes) for t, nodes in self.nodes.items()}
-        blocks = []
-        for r, graph in enumerate(self.graphs):
-            src, _, dst = graph.relation
-            block, nodes, local = ModelBlock(), self.nodes[src], self._local[src]
-            for (tree, _), taken in zip(before[dst], take(graph, r, before[dst]), strict=True):
-                for position, weight in taken:
-                    source = (tree, int(graph.indices[position]))
-                    if new_nodes and source not in local:
-                        local[source] = len(nodes)
-                        nodes.append(source)
-                    if source in local:
-                        block.indices.append(local[source])
-                        block.positions.append(position)
-                        block.weights.append(weight)
-                block.indptr.append(len(block.indices))
-            blocks.append(block)
-        for graph, block in zip(self.graphs, blocks, strict=True):
-            block.num_src = len(self.nodes[graph.relation[0]])
-        self.layers.append(blocks)
+    def run(self, fanouts: Sequence[Sequence[int]], draw: Draw, *, new_nodes: bool = True) -> Model:
+        """Sample layers, the seeds' first. Without new nodes, edges from others are left out."""
+        for layer, numbers in enumerate(fanouts):
+            before = {t: list(nodes) for t, nodes in self.nodes.items()}
+            blocks = []
+            for r, graph in enumerate(self.graphs):
+                src, _, dst = graph.relation
+                block, nodes, local = ModelBlock(), self.nodes[src], self._local[src]
+                drawn = draw(graph, r, layer, numbers[r], before[dst])
+                for (tree, _), taken in zip(before[dst], drawn, strict=True):
+                    for position, weight in taken:
+                        source = (tree, int(graph.indices[position]))
+                        if new_nodes and source not in local:
+                            local[source] = len(nodes)
+                            nodes.append(source)
+                        if source in local:
+                            block.indices.append(local[source])
+                            block.positions.append(position)
+                            block.weights.append(weight)
+                    block.indptr.append(len(block.indices))
+                blocks.append(block)
+            for graph, block in zip(self.graphs, blocks, strict=True):
+                block.num_src = len(self.nodes[graph.relation[0]])
+            self.layers.append(blocks)
+        return self
 
     def check(self, minibatch: Minibatch, *, weighted: bool = False) -> None:
         """The minibatch is this one, bit by bit but for the last bits of weights, if it has any."""
@@ -145,13 +149,43 @@ class Model:
                     np.testing.assert_allclose(block.weights.numpy(), model.weights, rtol=1e-5)
 
 
-def sample(
-    graphs: Sequence[Graph], seeds: dict[str, list[int]], fanouts: Sequence[Sequence[int]], draw: Draw
+def sample_neighbors(
+    graphs: Sequence[Graph],
+    seeds: dict[str, list[Seed]],
+    fanouts: Sequence[Sequence[int]],
+    numbers: tuple[int, int, int],
+    *,
+    disjoint: bool = False,
+    by: str | None = None,
+    last: bool = False,
+    induced: bool = False,
 ) -> Model:
-    """A minibatch without trees. Layers and their fanouts go from the seeds on."""
-    model = Model(graphs, {t: [(0, node) for node in nodes] for t, nodes in seeds.items()})
-    for layer, numbers in enumerate(fanouts):
-        model.add_layer(lambda graph, r, nodes: draw(graph, r, layer, numbers[r], nodes))  # noqa: B023
+    """Uniform draws without replacement. fanouts: by layer, the seeds' first, and relation. numbers: seed,
+    epoch, step. by: whose times bound the edges, "edges" or "nodes" or None."""
+    types = Model(graphs, {}).types
+    roots = [(t, *seed) for t in types for seed in seeds.get(t, [])]
+    tags = [tag(types.index(t), node, time) if disjoint else 0 for t, node, time in roots]
+    planted: dict[str, list[Node]] = {t: [] for t in types}
+    for tree, (t, node, _) in enumerate(roots):
+        planted[t].append((tree if disjoint else 0, node))
+    times_of = [times_of_edges(graph, by) for graph in graphs]
+
+    def draw(graph: Graph, relation: int, layer: int, fanout: int, nodes: list[Node]) -> Taken:
+        key, times, taken = layer_key(*numbers, layer, relation), times_of[relation], []
+        for tree, node in nodes:
+            early = list(range(graph.indptr[node], graph.indptr[node + 1]))
+            if times is not None:
+                early = [position for position in early if times[position] <= roots[tree][2]]
+                if last and fanout != -1:
+                    early = early[max(0, len(early) - fanout) :]
+            drawn = choose(len(early), fanout, key, node | tags[tree] << 32)
+            taken.append([(early[i], 1.0) for i in drawn])
+        return taken
+
+    model = Model(graphs, planted).run(fanouts, draw)
+    if induced:
+        model.layers.clear()
+        model.run([[-1] * len(graphs)], draw, new_nodes=False)
     return model
 
 
@@ -182,3 +216,15 @@ def citations(dtype: type = np.int32) -> list[Graph]:
             np.ones(papers, int), num_src=venues, relation=("venue", "prints", "paper"), dtype=dtype, seed=4
         ),
     ]
+
+
+def with_times(graph: Graph, seed: int = 0, *, most: int = 50) -> Graph:
+    """The graph with times of nodes and others of edges, and its edges in the order of both. Many are
+    equal."""
+    times = np.random.default_rng(seed).integers(-3, most, graph.num_src)
+    indices = graph.indices.copy()
+    for v in range(graph.num_dst):
+        part = indices[graph.indptr[v] : graph.indptr[v + 1]]
+        part[:] = part[np.argsort(times[part], kind="stable")]
+    of_edges = (2 * times[indices] - most // 2).astype(np.int32)
+    return replace(graph, indices=indices, src_times=times, edge_times=of_edges)

@@ -1,10 +1,11 @@
-"""What every sampler promises: the same minibatch for any threads, in bulk, pickled, in a loader; errors."""
+"""What every sampler promises: minibatches of the model, for any threads, in bulk, pickled; errors."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,120 +16,113 @@ from every_sampler import (
     GRAPH,
     NEAR,
     NODES,
-    PLAIN,
+    ON_DEVICES,
     SAMPLERS,
     assert_same,
     blocks_of,
-    layers_for,
     make,
+    seeds_for,
     spoiled,
 )
-from sampling_model import citations, mixed_degrees
+from labor_model import labor
+from sampling_model import Model, citations, mixed_degrees, sample_neighbors, with_times
 
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Labor, Ladies, LocalityBias, Neighbor
+from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk, TimedSeeds, Topology
 from gids.sampler.device import PinnedGraph
-from gids.sampler.layered import LayeredSampler
+from gids.store import Graph
 
-PATH = [("author", "writes", "paper"), ("paper", "written by", "author")]
+MODELLED = [
+    *("neighbor", "nested", "disjoint", "induced", "times, induced"),
+    *("times of edges", "times of edges, last", "times of nodes", "times of nodes, last"),
+    *("labor", "labor, nested", "labor, one number in all layers", "labor of fixed count"),
+    *("labor-1", "labor-2 of fixed count", "labor-*"),
+]
 
 
-def seeds_of_steps() -> list[torch.Tensor]:
+def model_of(sampler: Any, graphs: Sequence[Graph], seeds: Any, numbers: tuple[int, int, int]) -> Model:
+    """What a sampler must draw. Nested minibatches are parts of a large one: they draw by its step."""
+    seed, epoch, step = numbers
+    kappa = sampler.batch_dependency
+    numbers = (seed, epoch, step if kappa == 1 else step // kappa)
+    ids, times = (seeds.ids, seeds.times) if isinstance(seeds, TimedSeeds) else (seeds, None)
+    if isinstance(ids, torch.Tensor):
+        ids, times = {"_N": ids}, None if times is None else {"_N": times}
+    fanouts = sampler.fanouts_of(Topology(graphs))
+    if isinstance(sampler, Labor):
+        rounds, fixed_count, shared = (
+            sampler.importance_sampling,
+            sampler.fixed_count,
+            sampler.layer_dependency,
+        )
+        draw = labor(graphs, numbers, times=rounds, fixed_count=fixed_count, layer_dependency=shared)
+        return Model(graphs, {t: [(0, v) for v in of.tolist()] for t, of in ids.items()}).run(fanouts, draw)
+    timed = {
+        t: list(zip(of.tolist(), times[t].tolist() if times else [0] * len(of), strict=True))
+        for t, of in ids.items()
+    }
+    last, induced = sampler.strategy == "last", sampler.subgraph == "induced"
+    options: dict[str, Any] = {"disjoint": sampler.disjoint, "by": sampler.temporal}
+    return sample_neighbors(graphs, timed, fanouts, numbers, last=last, induced=induced, **options)
+
+
+@pytest.mark.parametrize("kind", MODELLED)
+def test_minibatches_equal_the_model(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    one = with_times(make_graph(mixed_degrees(200), dtype=np.int32))
+    several = [graph if r == 1 else with_times(graph, r) for r, graph in enumerate(citations())]
+    relations = [graph.relation for graph in several]
+    of_relations = [dict(zip(relations, layer, strict=True)) for layer in ((2, 4, 3, 1), (3, 2, 0, -1))]
+    for graphs, per_layer in (([one], [-1, 3]), ([one], [60, 2]), (several, of_relations)):
+        sampler, steps = make(kind, per_layer, threads=2), []
+        for count in (8, 0, 4):  # some come twice
+            ids = {t: torch.from_numpy(rng.integers(0, 150, count)) for t in ("author", "paper")}
+            steps.append(seeds_for(sampler, ids if graphs is several else ids["paper"]))
+        given = graphs if graphs is several else one
+        found = sampler.sample_bulk(given, steps, seed=7, epoch=2, first_step=5)
+        for step, (seeds, minibatch) in enumerate(zip(steps, found, strict=True), 5):
+            model = model_of(sampler, graphs, seeds, (7, 2, step))
+            model.check(minibatch, weighted=isinstance(sampler, Labor))
+            assert (minibatch.times is None) == (not isinstance(seeds, TimedSeeds))
+
+
+# --- the same minibatch in every way ---
+
+
+def ids_of_steps() -> list[torch.Tensor]:
     """Seeds of very different numbers, with none, repeated and isolated ones."""
     rng = np.random.default_rng(5)
-    sizes = (40, 0, 1, 700, 3, 64, 64, 64, 0, 200, 17)
+    sizes = (40, 0, 1, 900, 3, 64, 64, 0, 100, 17)
     steps = [torch.from_numpy(rng.integers(0, NODES, size)) for size in sizes]
     steps[5][:] = 7
     return steps
 
 
-@pytest.mark.few(12)
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_minibatches_do_not_depend_on_threads_bulk_or_pickling(kind: str) -> None:
-    assert (np.diff(GRAPH.indptr) == 0).any()
     numbers: dict[str, Any] = {"seed": 3, "epoch": 2}
-    alone, first = make(kind, layers_for(kind), threads=1), 1 << 40
-    expected = [
-        alone.sample(GRAPH, seeds, step=step, **numbers) for step, seeds in enumerate(seeds_of_steps(), first)
-    ]
-    assert sum(block.num_edges for minibatch in expected for block in blocks_of(minibatch)) > 2000
-    assert alone.nbytes > 0
-    for threads in (1, 2, 8):
-        sampler = make(kind, layers_for(kind), threads=threads)
-        for _ in range(2):  # the second time in used memory
-            found = sampler.sample_bulk(GRAPH, seeds_of_steps(), first_step=first, **numbers)
-            for one, same in zip(found, expected, strict=True):
-                assert_same(one, same)
-        few = sampler.sample_bulk(GRAPH, seeds_of_steps()[4:6], first_step=first + 4, **numbers)
+    per_layer = [400, 250] if "ladies" in kind else [20, 12] if "weights" in kind else [10, 8]
+    alone, first = make(kind, per_layer, threads=1), 1 << 40
+    steps = [seeds_for(alone, ids) for ids in ids_of_steps()]
+    expected = [alone.sample(GRAPH, seeds, step=step, **numbers) for step, seeds in enumerate(steps, first)]
+    # In one layer, so that several threads find the same nodes at once.
+    assert max(block.num_edges for block in blocks_of(expected[3])) > 8192
+    for threads in (2, 8):
+        sampler = make(kind, per_layer, threads=threads)
+        found = sampler.sample_bulk(GRAPH, steps, first_step=first, **numbers)
+        for one, same in zip(found, expected, strict=True):
+            assert_same(one, same)
+        few = sampler.sample_bulk(GRAPH, steps[4:6], first_step=first + 4, **numbers)  # in used memory
         for one, other in zip(few, expected[4:6], strict=True):
             assert_same(one, other)
     for other in (sampler, pickle.loads(pickle.dumps(alone)), copy.deepcopy(alone)):
-        assert_same(other.sample(GRAPH, seeds_of_steps()[3], step=first + 3, **numbers), expected[3])
+        assert_same(other.sample(GRAPH, steps[3], step=first + 3, **numbers), expected[3])
         assert repr(other) == repr(alone)
 
 
-class Twice(Neighbor):
-    """A user's sampler, with a constructor, a slot and a property of its own."""
-
-    __slots__ = ("layers",)
-
-    def __init__(self, fanout: int, masks: list[torch.Tensor]) -> None:
-        super().__init__([fanout, fanout], locality=LocalityBias(masks, 4))
-        self.layers = 2
-        vars(self)["fanout"] = fanout
-
-    @property
-    def fanout(self) -> int:
-        return int(vars(self)["fanout"])
-
-
-def test_a_subclass_has_the_masks_of_a_rank_and_can_be_pickled() -> None:
-    masks, seeds = [torch.arange(NODES) % 2 == odd for odd in range(2)], seeds_of_steps()[3]
-    for rank in range(2):
-        expected = Neighbor([3, 3], locality=LocalityBias(masks[rank], 4)).sample(GRAPH, seeds, seed=0)
-        mine = Twice(3, masks).of_rank(rank, 2)
-        for other in (mine, pickle.loads(pickle.dumps(mine))):
-            assert (type(other), other.fanout, other.layers) == (Twice, 3, 2)
-            assert_same(other.sample(GRAPH, seeds, seed=0), expected)
-
-
-@pytest.mark.parametrize("kind", ["neighbor", "labor", "labor-*"])
-def test_large_minibatches_do_not_depend_on_threads(kind: str) -> None:
-    """Each thread has thousands of edges: nodes are found by several of them at once."""
-    graph = make_graph(mixed_degrees(30_000), dtype=np.int32)
-    seeds = torch.from_numpy(np.random.default_rng(2).permutation(30_000)[:2000])
-    samplers = [make(kind, [5, 10], threads=n) for n in (1, 2, 3, 4)]
-    for step in range(2):
-        first, *others = [s.sample(graph, seeds, seed=1, step=step) for s in samplers]
-        assert sum(b.num_edges for b in blocks_of(first)) > 50_000
-        for other in others:
-            assert_same(first, other)
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize("kind", PLAIN)
-def test_bulk_equals_single_with_several_relations(kind: str) -> None:
-    graphs = citations()
-    path: dict[str, Any] = {"metapath": PATH} if kind == "walks" else {}
-    steps: list[Any] = [
-        {"paper": torch.arange(30), "author": torch.tensor([5, 5, 2])},
-        {},
-        {"venue": torch.tensor([1, 1]), "paper": torch.tensor([3])},
-        {"paper": torch.arange(390, 400)},
-        {"author": torch.arange(0), "paper": torch.arange(100, 200)},
-    ]
-    alone = make(kind, layers_for(kind), threads=1, **path)
-    expected = [alone.sample(graphs, seeds, step=step, seed=0) for step, seeds in enumerate(steps)]
-    for threads in (1, 2, 8):
-        found = make(kind, layers_for(kind), threads=threads, **path).sample_bulk(graphs, steps, seed=0)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-
-
 def test_minibatches_of_bulk_belong_to_the_caller() -> None:
-    sampler = Neighbor([3, 5], threads=2)
-    steps = seeds_of_steps()
+    sampler, steps = Neighbor([3, 5], threads=2), ids_of_steps()
     kept = sampler.sample_bulk(GRAPH, steps, seed=0)
     before = [[t.clone() for t in minibatch.tensors()] for minibatch in kept]
     sampler.sample_bulk(GRAPH, steps[::-1], epoch=1, seed=0)
@@ -139,94 +133,71 @@ def test_minibatches_of_bulk_belong_to_the_caller() -> None:
     assert sampler.nbytes > held > 0  # their memory came back, and is told
 
 
-def test_a_device_samples_in_bulk_one_after_the_other(device: Device) -> None:
-    steps = [torch.arange(n, n + 20) for n in range(0, 60, 20)]
-    sampler = Neighbor([3, 3])
-    expected = sampler.sample_bulk(GRAPH, steps, seed=1)
-    with PinnedGraph(GRAPH, device) as pinned:
-        for one, other in zip(sampler.sample_bulk(pinned, steps, seed=1), expected, strict=True):
-            assert_same(one, other)
-        with pytest.raises(IndexError, match=f"step 6: seed {NODES} is not a '_N' node"):
-            sampler.sample_bulk(pinned, [steps[0], torch.tensor([NODES])], first_step=5, seed=0)
+# --- errors ---
 
 
-# --- what is refused ---
-
-
-@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("threads", [1, 16])
 def test_an_error_names_the_first_step_that_fails(threads: int) -> None:
     graph, sampler = make_graph([4] * 20), Neighbor([2], threads=threads)
     steps = [torch.arange(5)] * 7
     steps[3], steps[5] = torch.tensor([20]), torch.tensor([-1])
     with pytest.raises(IndexError, match=r"^step 13: seed 20 is not a '_N' node: ids run from 0 to 19$"):
         sampler.sample_bulk(graph, steps, first_step=10, seed=0)
-    with pytest.raises(IndexError, match=r"^step 5: seed -1 is not a '_N' node"):
-        sampler.sample_bulk(graph, steps[5:6], first_step=5, seed=0)
     with pytest.raises(TypeError, match=r"^step 1: seeds of '_N' are torch\.int32"):
         sampler.sample_bulk(graph, [steps[0], steps[0].int()], seed=0)
-    with pytest.raises(KeyError, match="step 2: seeds of type 'b': no relation has it"):
-        sampler.sample_bulk([graph], [{"_N": steps[0]}, {"b": steps[0]}], first_step=1, seed=0)
     assert sampler.sample_bulk(graph, [], seed=0) == []
     assert len(sampler.sample_bulk(graph, steps[:3], seed=0)) == 3
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    "kind", ["neighbor", "labor", "labor of fixed count", "labor-1", "ladies", "poisson ladies", "walks"]
+    "kind",
+    [
+        *("neighbor", "replaced", "dependent", "weights", "weights, replaced", "locality", "times of nodes"),
+        *("labor", "labor of fixed count", "labor-1", "ladies", "poisson ladies", "walks"),
+    ],
 )
-def test_an_inconsistent_topology_is_a_format_error(kind: str, threads: int) -> None:
-    good = make_graph([4] * 60)
-    # What is sound leads to what is sound.
-    sound = spoiled(good, indices={edge: int(good.indices[edge]) % 20 for edge in range(160)})
-    bad = spoiled(sound, indices=dict.fromkeys(range(160, 240), 60))
-    steps = [torch.arange(10), torch.arange(10, 20), torch.arange(35, 50), torch.arange(50, 60)]
-    for per_layer in (layers_for(kind), [2], [4]):
-        sampler = make(kind, per_layer, threads=threads)
-        with pytest.raises(FormatError, match=r"^topology of .* indices\[1\d\d\] is outside 0 to 59"):
-            sampler.sample(bad, steps[2], seed=0)
-        with pytest.raises(FormatError, match=r"^step 2: topology of .* indices\[1\d\d\] is outside 0 to 59"):
-            sampler.sample_bulk(bad, steps, seed=0)
-        for one, other in zip(
-            sampler.sample_bulk(bad, steps[:2], seed=0),
-            sampler.sample_bulk(sound, steps[:2], seed=0),
-            strict=True,
-        ):
-            assert_same(one, other)
-        with pytest.raises(FormatError, match="indptr decreases or exceeds the indices at node 10"):
-            sampler.sample(spoiled(good, indptr={11: 10}), torch.arange(20), seed=0)
+def test_an_inconsistent_topology_is_a_format_error(device: Device, kind: str) -> None:
+    """Whatever the device. The sampler can be used again."""
+    degrees = np.diff(GRAPH.indptr)
+    [node, _, other, *_] = np.flatnonzero((degrees > 10) & (degrees < 25)).tolist()
+    begin, end = GRAPH.indptr[node : node + 2].tolist()
+    outside = rf"indices\[\d+\] is outside 0 to {NODES - 1}"
+    for bad, message in (
+        (spoiled(GRAPH, indices=dict.fromkeys(range(begin, end), NODES)), outside),
+        (spoiled(GRAPH, indices=dict.fromkeys(range(begin, end), -1)), outside),
+        (spoiled(GRAPH, indptr={node + 1: begin - 1}), f"indptr decreases or exceeds .* at node {node}"),
+        (spoiled(GRAPH, indptr={node + 1: GRAPH.num_edges + 1}), f"indptr decreases or exceeds .* {node}"),
+    ):
+        for per_layer in ([2], [-1])[: 1 if kind == "walks" else 2]:
+            sampler, said = make(kind, per_layer, threads=2), f"^topology of '_N._E._N': {message}"
+            wrong, right = (seeds_for(sampler, torch.tensor([v])) for v in (node, other))
+            if isinstance(wrong, TimedSeeds):
+                wrong = TimedSeeds(wrong.ids, torch.tensor([99]))
+            with pytest.raises(FormatError, match=said):
+                sampler.sample(bad, wrong, seed=0)
+            with pytest.raises(FormatError, match=f"^step 2: {said[1:]}"):
+                sampler.sample_bulk(bad, [right, right, wrong], seed=0)
+            if kind in ON_DEVICES:
+                with PinnedGraph(bad, device) as pinned, pytest.raises(FormatError, match=said):
+                    sampler.sample(pinned, wrong, seed=0)
+            assert_same(sampler.sample(bad, right, seed=1), sampler.sample(GRAPH, right, seed=1))
 
 
-def test_numbers_out_of_range_are_refused() -> None:
-    graph, sampler, last = make_graph([4] * 20), Neighbor([2]), (1 << 64) - 1
-    steps = [torch.arange(2)] * 2
-    assert sampler.sample_bulk(graph, steps, first_step=last - 1, seed=0)[1].step == last
-    for numbers in ({"first_step": last}, {"first_step": -1}, {"seed": -1}, {"epoch": 1 << 64}):
-        with pytest.raises(ValueError, match=r"seed, epoch and step must be 0 to 2\^64 - 1"):
-            sampler.sample_bulk(graph, steps, **numbers)
+# --- repr, by which loaders compare samplers ---
 
 
 @pytest.mark.parametrize(
     ("sampler", "expected"),
     [
-        (Labor([4]), "Labor([4])"),
-        (
-            Labor([2, 3], importance_sampling=1, batch_dependency=float("inf"), fixed_count=True, threads=1),
-            "Labor([2, 3], importance_sampling=1, fixed_count=True, batch_dependency=inf)",
-        ),
+        (Labor([2, 3], importance_sampling=1, threads=1), "Labor([2, 3], importance_sampling=1)"),
         (Ladies([4], poisson=True), "Ladies([4], poisson=True)"),
-        (
-            make("walks", [2], restart=0.25, metapath=[("a", "b", "a")], threads=3),
-            "RandomWalk([2], restart=0.25, metapath=[('a', 'b', 'a')])",
-        ),
-        (
-            Neighbor([3], temporal="edges", strategy="last"),
-            "Neighbor([3], disjoint=True, temporal='edges', strategy='last')",
-        ),
+        (RandomWalk([2], restart=0.25, metapath=[("a", "b", "a")]), "0.25, metapath=[('a', 'b', 'a')]"),
+        (Neighbor([3], temporal="edges", strategy="last"), "temporal='edges', strategy='last'"),
     ],
     ids=str,
 )
-def test_repr_shows_everything_that_minibatches_depend_on(sampler: LayeredSampler, expected: str) -> None:
-    assert repr(sampler) == expected
+def test_repr_shows_everything_that_minibatches_depend_on(sampler: Any, expected: str) -> None:
+    assert expected in repr(sampler)
 
 
 def test_samplers_with_equal_repr_have_equal_masks() -> None:
@@ -236,4 +207,3 @@ def test_samplers_with_equal_repr_have_equal_masks() -> None:
     assert len(set(told)) == 4
     assert f"{NODES} nodes" in told[0]
     assert "factor=3.0" in told[1]
-    assert repr(LocalityBias({"a": NEAR}, 2)) != repr(LocalityBias(NEAR, 2))

@@ -1,4 +1,4 @@
-"""Neighbor with a LocalityBias: probabilities, estimates, pages saved, errors. Seeds are fixed."""
+"""Neighbor with a LocalityBias: it draws as by weights; masks of ranks; the rows that are in a cache."""
 
 from __future__ import annotations
 
@@ -9,78 +9,47 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
-from every_sampler import assert_refused, assert_same
+from every_sampler import GRAPH, NEAR, POSITIVE, assert_same
 from sampling_model import citations, mixed_degrees
-from scipy import stats
 
 import gids
 from gids.cuda import Device
 from gids.distributed import Placement
 from gids.heat import hottest_nodes
 from gids.sampler import LocalityBias, Neighbor
-from gids.store import FeatureStore, Graph
+from gids.store import FeatureStore
 from gids.write import DatasetWriter
-
-UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
-HELD = np.array([True, False, False, True, False])
-
-
-@pytest.mark.parametrize("factor", [1.5, 4])
-def test_pairs_have_the_probabilities_of_successive_weighted_draws(factor: float) -> None:
-    nodes = 20_000
-    graph = Graph(("a", "to", "b"), 5, nodes, np.arange(nodes + 1) * 5, np.tile(np.arange(5), nodes), None)
-    sampler = Neighbor([2], locality=LocalityBias({"a": HELD}, factor))
-    [block] = sampler.sample([graph], {"b": torch.arange(nodes)}, seed=3).blocks[0].values()  # type: ignore[union-attr]
-    pairs, counts = np.unique(block.positions.numpy().reshape(-1, 2) % 5, axis=0, return_counts=True)
-    weights = np.where(HELD, factor, 1.0)
-    total, expected = weights.sum(), []
-    for i, j in pairs:
-        one = weights[i] / total * weights[j] / (total - weights[i])
-        other = weights[j] / total * weights[i] / (total - weights[j])
-        expected.append(nodes * (one + other))
-    assert len(pairs) == 10
-    assert stats.chisquare(counts, expected).pvalue > UNLIKELY
-
-
-def test_a_factor_of_one_is_neighbor_without_it() -> None:
-    graph, seeds = make_graph(mixed_degrees(500)), torch.arange(200)
-    held = np.arange(500) % 2 == 0
-    for options in ({}, {"replace": True}, {"batch_dependency": 4}):
-        plain = Neighbor([3, 4], **options)  # type: ignore[arg-type]
-        biased = Neighbor([3, 4], locality=LocalityBias(held, 1), **options)  # type: ignore[arg-type]
-        assert_same(plain.sample(graph, seeds, step=2, seed=0), biased.sample(graph, seeds, step=2, seed=0))
-
-
-def test_only_relations_from_a_masked_type_are_biased() -> None:
-    graphs = citations()
-    held = np.arange(150) < 40
-    sampler = Neighbor([4], locality=LocalityBias({"author": held}, 5, weights=True))
-    seeds = {"paper": torch.arange(100)}
-    biased, plain = sampler.sample(graphs, seeds, seed=0), Neighbor([4]).sample(graphs, seeds, seed=0)
-    for relation, block in biased.blocks[0].items():  # type: ignore[union-attr]
-        other = plain.blocks[0][relation]  # type: ignore[index]
-        assert (block.weights is None) == torch.equal(block.positions, other.positions)
-        assert (block.weights is not None) == (relation[0] == "author")
 
 
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"batch_dependency": 4}], ids=repr)
-def test_weights_do_not_change_what_is_drawn(options: Any) -> None:
-    """By default, as published, relations with a mask have none, also if their edges have weights."""
+def test_it_draws_as_by_weights(options: Any) -> None:
+    """With a factor of 1 as without it."""
+
+    def draw(**more: Any) -> Any:
+        return Neighbor([3, 4], **options, **more).sample(GRAPH, torch.arange(200), step=2, seed=0)
+
+    bias, of_edges = LocalityBias(NEAR, 4, weights=True), np.where(NEAR[GRAPH.indices], 4, 1)
+    assert_same(draw(locality=bias), draw(weights=1.0 * of_edges))
+    assert_same(draw(locality=bias, weights=POSITIVE), draw(weights=POSITIVE * of_edges))
+    assert_same(draw(locality=LocalityBias(NEAR, 1)), draw())
+
+
+def test_relations_from_a_type_with_a_mask_are_biased_and_have_no_weights() -> None:
+    """By default, as published, also if their edges have weights."""
     graphs, seeds, masks = citations(), {"paper": torch.arange(100)}, {"author": np.arange(150) < 40}
     of_edges = {g.relation: 1.0 + np.arange(g.num_edges) % 3 for g in graphs}
     for weights in (None, of_edges):
-        published, weighed = (
-            Neighbor([4], locality=LocalityBias(masks, 5, **given), weights=weights, **options)
-            .sample(graphs, seeds, step=2, seed=0)
-            .blocks[0]
-            for given in ({}, {"weights": True})
+        published, weighed, plain = (
+            Neighbor([4], locality=bias, weights=weights).sample(graphs, seeds, step=2, seed=0).blocks[0]
+            for bias in (LocalityBias(masks, 5), LocalityBias(masks, 5, weights=True), None)
         )
-        for relation, block in published.items():  # type: ignore[union-attr]
-            other = weighed[relation]  # type: ignore[index]
+        for relation, block in published.items():
+            other, near = weighed[relation], relation[0] == "author"
             assert torch.equal(block.indices, other.indices)
             assert torch.equal(block.positions, other.positions)
-            assert (block.weights is None) == (relation[0] == "author" or weights is None)
-            assert (other.weights is None) == (relation[0] != "author" and weights is None)
+            assert torch.equal(block.positions, plain[relation].positions) != near
+            assert (block.weights is None) == (near or weights is None)
+            assert (other.weights is None) == (not near and weights is None)
 
 
 # --- masks by rank ---
@@ -91,20 +60,14 @@ def test_a_rank_draws_by_its_own_mask() -> None:
     of_ranks = [np.arange(500) % 3 == rank for rank in range(3)]
     of_types = [{"author": np.arange(150) % 3 == rank} for rank in range(3)]
     for masks, of_one in ((of_ranks, graph), (of_types, graphs)):
-        bias = LocalityBias(masks, 4)
         nodes = seeds if of_one is graph else {"paper": seeds}
-        for options in ({}, {"replace": True}, {"batch_dependency": 4}):
-            sampler = Neighbor([3, 4], locality=bias, **options)  # type: ignore[arg-type]
-            for rank, mask in enumerate(masks):
-                alone = Neighbor([3, 4], locality=LocalityBias(mask, 4), **options)  # type: ignore[arg-type]
-                of_rank = sampler.of_rank(rank, 3)
-                assert_same(
-                    of_rank.sample(of_one, nodes, step=2, seed=0), alone.sample(of_one, nodes, step=2, seed=0)
-                )
-                assert repr(of_rank) == repr(sampler)  # so that ranks and checkpoints compare all masks
+        sampler = Neighbor([3, 4], locality=LocalityBias(masks, 4))
+        for rank, mask in enumerate(masks):
+            alone = Neighbor([3, 4], locality=LocalityBias(mask, 4))
+            of_rank = sampler.of_rank(rank, 3)
+            assert_same(of_rank.sample(of_one, nodes, seed=0), alone.sample(of_one, nodes, seed=0))
+            assert repr(of_rank) == repr(sampler)  # so that ranks and checkpoints compare all masks
     assert repr(LocalityBias(of_ranks, 4)) != repr(LocalityBias(of_ranks[::-1], 4))
-    with pytest.raises(ValueError, match=r"masks for 3 ranks: sample by a loader, or .*\.of_rank"):
-        Neighbor([3], locality=LocalityBias(of_ranks, 4)).sample(graph, seeds, seed=0)
 
 
 def test_a_placement_tells_which_rows_are_cheap_for_a_device() -> None:
@@ -123,11 +86,11 @@ def test_a_placement_tells_which_rows_are_cheap_for_a_device() -> None:
 def test_loaders_give_each_rank_its_mask(dataset: FeatureStore) -> None:
     masks = [torch.arange(NODES) % 2 == rank for rank in range(2)]
 
-    def loader(nodes: object, rank: int, world_size: int = 2) -> gids.NodeLoader:
-        sampler = Neighbor([3], locality=LocalityBias(nodes, 4))  # type: ignore[arg-type]
-        options: dict[str, Any] = {"batch_size": 100, "shuffle": True, "tables": []}
+    def loader(nodes: Any, rank: int, world_size: int = 2) -> gids.NodeLoader:
+        sampler = Neighbor([3], locality=LocalityBias(nodes, 4))
+        options: dict[str, Any] = {"batch_size": 100, "shuffle": True, "tables": [], "seed": 0}
         return gids.NodeLoader(
-            dataset, torch.arange(400), sampler, rank=rank, world_size=world_size, **{"seed": 0} | options
+            dataset, torch.arange(400), sampler, rank=rank, world_size=world_size, **options
         )
 
     states = []
@@ -141,7 +104,7 @@ def test_loaders_give_each_rank_its_mask(dataset: FeatureStore) -> None:
         loader(masks, 2, 3)
 
 
-# --- what is held, and what it saves ---
+# --- the rows that are in a cache ---
 
 NODES = 4000
 
@@ -180,7 +143,9 @@ def test_a_loader_reports_the_rows_in_its_cache(
     dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    source = gids.open(dataset, memory=512 << 20, device_memory=256 << 20, heat="none")
+    source = gids.open(
+        dataset, memory=64 << 20, device_memory=64 << 20, heat="none", tuning=gids.Tuning(staging="8MB")
+    )
     with gids.FeatureLoader(source, ["paper.feat"], device=device_name) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))
@@ -191,43 +156,3 @@ def test_a_loader_reports_the_rows_in_its_cache(
             loader.cached_rows("paper.x")
     with pytest.raises(ValueError, match="closed"):
         loader.cached_rows("paper.feat")
-
-
-# --- what is refused ---
-
-
-def test_bad_masks_and_factors() -> None:
-    for factor in (0.5, 0, -1, float("nan"), float("inf"), True, "2"):
-        with pytest.raises(ValueError, match=r"factor must be 1 \(no bias\) or more"):
-            LocalityBias(HELD, factor)  # type: ignore[arg-type]
-    for wrong in (HELD.astype(float), HELD.astype(np.uint8), HELD[:, None], torch.ones(5)):
-        with pytest.raises(TypeError, match=r"must be bool\[num_nodes\]"):
-            LocalityBias(wrong, 2)
-    graph, seeds, papers = make_graph([3, 4, 0, 2, 9, 1]), torch.arange(2), {"paper": torch.arange(2)}
-    floats, wide = HELD.astype(float), np.full(9, 1e38)
-
-    def sample(mask: Any, factor: float, given: Any, nodes: Any) -> None:
-        Neighbor([2], locality=LocalityBias(mask, factor)).sample(given, nodes, seed=0)
-
-    make: Any = Neighbor
-    assert_refused(
-        (TypeError, r"mask of 'a' must be .*got float64", lambda: LocalityBias({"a": floats}, 2)),
-        (ValueError, "nodes is an empty list", lambda: LocalityBias([], 2)),
-        (ValueError, r"rank 1 must be of .*got 4, and 5", lambda: LocalityBias([HELD, HELD[:4]], 2)),
-        (ValueError, r"got {'b': 5}, and {'a': 5}", lambda: LocalityBias([{"a": HELD}, {"b": HELD}], 2)),
-        (TypeError, r"must be bool\[num_nodes\]", lambda: LocalityBias([HELD, HELD.astype(int)], 2)),
-        (TypeError, r"must be a gids\.sampler\.LocalityBias \(got ndarray", lambda: make([2], locality=HELD)),
-        (
-            ValueError,
-            r"exceed float32: scale them down",
-            lambda: make([2], weights=wide, locality=LocalityBias(HELD, 4)),
-        ),
-        (ValueError, r"must have 6 entries \(got 5\)", lambda: sample(HELD, 1, graph, seeds)),
-        (ValueError, r"must have 6 entries \(got 5\)", lambda: sample(HELD, 2, graph, seeds)),
-        (
-            ValueError,
-            "for 'venues', but the graphs have 'paper', 'author', 'venue'",
-            lambda: sample({"venues": HELD}, 2, citations(), papers),
-        ),
-        (ValueError, "give a dictionary by node type", lambda: sample(HELD, 2, citations(), papers)),
-    )
