@@ -26,8 +26,6 @@ from gids.loader.stream import EpochStream
 Batch = dict[str, torch.Tensor]
 Trace = list[npt.NDArray[np.int64]]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
-POLICIES = ["lookahead", "window-pin", "random", "static"]
-"""Of both caches."""
 
 
 class Window:
@@ -144,24 +142,6 @@ def random_batches(
             ids = rng.permutation(np.unique(ids))
         out.append({table.name: torch.from_numpy(ids)})
     return out
-
-
-def several_tables(
-    folder: Path, rng: np.random.Generator, minibatches: int
-) -> tuple[list[RawTable], list[Batch]]:
-    """Three tables of other geometries, and minibatches that ask for some of them."""
-    tables = [
-        write_raw_table(folder, make_rows(300, 128), page_bytes=512, name="paper.feat", shards=2),
-        write_raw_table(folder, make_rows(90, 9, torch.float16), page_bytes=1024, name="author.feat"),
-        write_raw_table(folder, make_rows(40, 700), page_bytes=512, name="venue.feat", shards=3),
-    ]
-    batches = []
-    for _ in range(minibatches):
-        chosen = [t for t in tables if rng.random() < 0.7]
-        batches.append(
-            {t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen}
-        )
-    return tables, batches
 
 
 def run(cache: Cache, batches: Sequence[Batch], window: int, planned: int) -> Iterator[Batch]:

@@ -1,8 +1,7 @@
 """The contract of both caches with the loader: the Cache protocol of gids/loader/rows.py.
 
 Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
-and on the cache in device memory, emulated and on a GPU where there is one; if slow tests run, also with the
-other ways of a page to its row.
+and on the cache in device memory, emulated and on a GPU where there is one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from cache_runs import (
     marked,
     random_batches,
     rows_of,
-    several_tables,
     windowed,
 )
 from datasets import same_bits
@@ -62,43 +60,37 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         assert not device.mapped, "host memory is still mapped"
 
 
-"""Values of a row, and bytes of a page."""
-
-
 @pytest.mark.parametrize("scale", ["row", "column"])
 def test_int8_rows_are_widened_as_numpy_does(tmp_path: Path, make: Make, scale: str) -> None:
     """From lines, on a device or below it, preloaded or not, and without a line."""
-    places = [(0, 0, 0), (30, 0, 0), (300, 0, 0), (0, 6, 9), (8, 4, 9)]
-    shapes = [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)]
-    for turn, (dim, page_bytes) in enumerate(shapes, scale == "row"):
+    places = [(0, 0, 0), (300, 0, 0), (8, 4, 9)]
+    for turn, (dim, page_bytes) in enumerate([(1, 512), (130, 512), (1020, 1024)], scale == "row"):
         rng = np.random.default_rng(dim)
-        steps = rng.integers(-127, 128, (300, dim), np.int8)
+        steps = rng.integers(-127, 128, (100, dim), np.int8)
         table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2, name=f"_N.{dim}")
         to = FLOATS[turn % 3]
         wanted = RawTable(table.name, table.rows.to(to), 0, 1, [])
-        for lines, host_lines, heat in (places[turn % 5], places[(turn + 2) % 5]):
-            heats = {table.name: np.full(table.page_count, heat, np.uint8)} if heat else {}
-            cache = make(table, lines, host_lines, output_dtype=to, heats=heats)
-            check(cache, [wanted], random_batches(rng, table, 3, 150), 3, 2)
-            through, error = cache.read_through({table.name: torch.arange(300)})
-            assert error is None
-            assert same_bits(through[table.name], wanted.rows)
+        lines, host_lines, heat = places[turn % 3]
+        heats = {table.name: np.full(table.page_count, heat, np.uint8)} if heat else {}
+        cache = make(table, lines, host_lines, output_dtype=to, heats=heats)
+        check(cache, [wanted], random_batches(rng, table, 3, 60), 3, 2)
+        through, error = cache.read_through({table.name: torch.arange(100)})
+        assert error is None
+        assert same_bits(through[table.name], wanted.rows)
 
 
-@pytest.mark.few(33)
-@pytest.mark.parametrize("to", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("dim", [128, 7])
+@pytest.mark.parametrize(("dtype", "to"), [(a, b) for a in FLOATS for b in FLOATS if a != b])
 def test_converted_rows_equal_torch_bit_for_bit(
-    tmp_path: Path, make: Make, dtype: torch.dtype, to: torch.dtype, dim: int
+    tmp_path: Path, make: Make, dtype: torch.dtype, to: torch.dtype
 ) -> None:
+    dim = 128 if to == torch.float32 else 7
     if dtype == torch.float32:
         edges = torch.tensor([0x0, 0x1, 0x33000000, 0x33000001, 0x33800000, 0x387FFFFF, 0x38800000,
                               0x477FEFFF, 0x477FF000, 0x477FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7F7F8000,
                               0x3F808000, 0x3F818000, 0x7F800001, 0x7FC00000], dtype=torch.int32)  # fmt: skip
         draw = torch.Generator().manual_seed(1)
-        any_bits = torch.randint(-(1 << 31), 1 << 31, (1 << 16,), generator=draw).to(torch.int32)
-        magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 15,), generator=draw).to(torch.int32)
+        any_bits = torch.randint(-(1 << 31), 1 << 31, (1 << 13,), generator=draw).to(torch.int32)
+        magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 13,), generator=draw).to(torch.int32)
         halfway = magnitudes & ~0xFFF
         bits = torch.cat([edges, edges | -(1 << 31), any_bits, magnitudes, halfway])
         values = bits.view(torch.float32)
@@ -130,7 +122,7 @@ OVERFLOWS = [
 """Stored and wanted dtype, a value, and whether it is finite and becomes infinite."""
 
 
-@pytest.mark.parametrize(("lines", "host_lines"), [(0, 0), (9, 0), (4, 5), (60, 0)])
+@pytest.mark.parametrize(("lines", "host_lines"), [(0, 0), (4, 5)])
 def test_a_value_that_does_not_fit_is_an_error_of_the_minibatches_that_have_it(
     tmp_path: Path, make: Make, lines: int, host_lines: int
 ) -> None:
@@ -154,11 +146,6 @@ def test_integers_are_never_converted(tmp_path: Path, make: Make) -> None:
     assert same_bits(rows_of(make(table, 4, output_dtype=torch.float16), table, torch.arange(50)), table.rows)
 
 
-def test_a_minibatch_gets_the_tables_that_it_asks_for(tmp_path: Path, make: Make) -> None:
-    tables, batches = several_tables(tmp_path, np.random.default_rng(5), 12)
-    check(make(tables, 25), tables, batches, 4, 3)
-
-
 @pytest.mark.parametrize("lines", [0, 16])
 def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     tmp_path: Path, make: Make, lines: int
@@ -175,13 +162,13 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
 
 
-@pytest.mark.parametrize("lines", [0, 64])
-def test_a_read_that_fails_once_is_read_again(tmp_path: Path, make: Make, lines: int) -> None:
+def test_a_read_that_fails_once_is_read_again(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024))
-    cache = make(table, lines)
-    make.engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
-    assert same_bits(rows_of(cache, table, torch.arange(8)), table.rows[:8])
-    cache.audit()
+    for lines in (0, 64):
+        cache = make(table, lines)
+        make.engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
+        assert same_bits(rows_of(cache, table, torch.arange(8)), table.rows[:8])
+        cache.audit()
 
 
 def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path, make: Make) -> None:
@@ -224,9 +211,8 @@ def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path, make:
     cache.retire(0)
 
 
-@pytest.mark.parametrize("planned", [1, 3])
 def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
-    tmp_path: Path, make: Make, planned: int
+    tmp_path: Path, make: Make
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
     cache = make(table, 12)
@@ -234,14 +220,14 @@ def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
     make.engine.inject_faults(table.faults(9, errno.EIO))
     wanted: list[list[int]] = [[1, 2], [95, 1], [3], [90], [], [5, 6], [7, 400], [8], [9]]
     batches = [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted]
-    stream = windowed(cache, batches, 2, planned)
+    stream = windowed(cache, batches, 2, 3)
     assert same_bits(next(stream)[1][table.name], table.rows[torch.tensor(wanted[0])])
     with pytest.raises(StorageError) as caught:
         next(stream)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
     assert caught.value.offset == offset
     assert not marked(cache, table)
-    stream = windowed(cache, batches[4:], 2, planned)
+    stream = windowed(cache, batches[4:], 2, 3)
     next(stream)
     next(stream)
     with pytest.raises(IndexError, match=f"table '{table.name}': id 400 at position 1 is out of range"):
@@ -250,9 +236,8 @@ def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
     check(cache, [table], [{table.name: torch.tensor([8, 399])}], 0, 1)
 
 
-@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random"])
 def test_what_is_kept_does_not_depend_on_the_number_of_planned_minibatches(
-    tmp_path: Path, make: Make, policy: str
+    tmp_path: Path, make: Make
 ) -> None:
     """Only on the most that may be planned. Threads of a device choose among pages of equal worth, so there
     only the rows are compared."""
@@ -260,8 +245,8 @@ def test_what_is_kept_does_not_depend_on_the_number_of_planned_minibatches(
     batches = random_batches(np.random.default_rng(0), table, 10 if make.on_device else 60, 60)
     keys = ("pages", "hits", "misses", "loads", "evictions", "bypasses")
     found: dict[int, set[object]] = {4: set(), 8: set()}
-    for planned, most in ((1, 4), (8, 8)) if make.on_device else ((1, 4), (3, 4), (4, 4), (3, 8), (8, 8)):
-        cache = make(table, 150, policy=policy)
+    for planned, most in ((1, 4), (8, 8)) if make.on_device else ((1, 4), (4, 4), (3, 8), (8, 8)):
+        cache = make(table, 150)
         for _ in range(2):
             for batch, features in windowed(cache, batches, 16, planned, most):
                 assert same_bits(features[table.name], table.rows[batch[table.name]])
