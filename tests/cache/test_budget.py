@@ -37,7 +37,6 @@ SIZES = Sizes(
     most_planned_batches=2,
 )
 
-
 both_budgets = pytest.mark.parametrize("on", ["host", "device"])
 
 
@@ -65,14 +64,6 @@ def share(table: Shape = Shape(), sizes: Sizes = SIZES, **changed: Any) -> Memor
 
 def total(plan: MemoryPlan) -> int:
     return sum(plan.purposes.values())
-
-
-@both_budgets
-def test_the_rest_of_the_memory_becomes_lines(on: str) -> None:
-    plan = share(on=on)
-    assert 0 < plan.lines["paper.feat"] < Shape.page_count
-    assert total(plan) <= 8 << 20
-    assert total(plan) > (8 << 20) - 2 * (4096 + 16)
 
 
 @both_budgets
@@ -140,12 +131,6 @@ def test_a_fixed_number_of_planned_minibatches_stays() -> None:
 
 
 @both_budgets
-def test_more_minibatches_are_planned_if_their_outputs_are_small(on: str) -> None:
-    assert share(on=on, most_planned_batches=8).sizes.planned_batches == 3
-    assert share(on=on, most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
-
-
-@both_budgets
 def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: str) -> None:
     option = {"host": "memory", "device": "device_memory"}[on]
     with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
@@ -158,11 +143,10 @@ def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: st
 
 
 @both_budgets
-@pytest.mark.parametrize("host_cache_bytes", [0, 50_000])
-def test_the_memory_that_is_advised_for_lines_is_enough(on: str, host_cache_bytes: int) -> None:
+def test_the_memory_that_is_advised_for_lines_is_enough(on: str) -> None:
     table, sizes = Shape(page_count=10_000), replace(SIZES, rows={"paper.feat": 400}, page_bytes=400 * 4096)
-    for memory_bytes in range(2_800_000, 4_000_000, 100_000):
-        given = budget_of(table, on=on, memory_bytes=memory_bytes, host_cache_bytes=host_cache_bytes)
+    for memory_bytes in range(2_800_000, 4_000_000, 200_000):
+        given = budget_of(table, on=on, memory_bytes=memory_bytes, host_cache_bytes=50_000)
         plan = given.share(sizes)
         missing = max(0, 200 * 4096 - plan.line_bytes)
         enough = int(given.enough_for_lines(sizes, plan.purposes["lines"] + missing))
@@ -195,7 +179,7 @@ def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str,
     return tables, replace(sizes, page_bytes=pages), of_rows, int(rng.integers(0, 1 << 23))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_budgets_are_never_exceeded(seed: int) -> None:
     """And more memory never gives less to outputs, window, requests and lines together."""
     rng = np.random.default_rng(seed)
@@ -213,7 +197,7 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
     least = sum(host.needed(smallest).values())
     before = 0
     by_mode: dict[tuple[int, int], int] = {}
-    for memory_bytes in sorted({least - 1, least, *(int(least * 1.05**n) for n in range(1, 120))}):
+    for memory_bytes in sorted({least - 1, least, *(int(least * 1.1**n) for n in range(1, 60))}):
         given = replace(host, memory_bytes=memory_bytes)
         if memory_bytes < least:
             with pytest.raises(MemoryBudgetError):
@@ -254,10 +238,7 @@ def test_a_small_budget_has_a_small_bounce_pool() -> None:
     ("page_bytes", "memory_bytes", "asked", "depth"),
     [
         (16 << 20, 1 << 30, 256, 8),
-        (16 << 20, 1 << 30, 4, 4),
         (16 << 20, 100 << 20, 256, 2),  # at least 2
-        (1 << 20, 1 << 30, 256, 128),
-        (1 << 20, 64 << 20, 1024, 8),
         (4096, 8 << 20, 256, 256),
         (4096, 1 << 20, 256, 32),
     ],

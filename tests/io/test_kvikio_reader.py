@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -83,7 +84,6 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> FakeKvikio:
     made = FakeKvikio()
     monkeypatch.setitem(sys.modules, "kvikio", made)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", made.defaults)
-    monkeypatch.setattr(kvikio_reader, "_logged", set())
     monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda *_, **__: "")
     return made
 
@@ -112,8 +112,9 @@ def test_runs_are_read_by_kvikio_in_its_own_mode(
         reader.read(files, offsets, lengths, out, out_offsets)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("error", [RuntimeError("a.cc:1\nno context"), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    ("at_once", "error"), [(True, RuntimeError("a.cc:1\nno context")), (False, MemoryError())], ids=repr
+)
 def test_whatever_kvikio_raises_is_a_storage_error_once_no_read_runs_any_more(
     kvikio: FakeKvikio, shards: list[Path], at_once: bool, error: Exception
 ) -> None:
@@ -131,20 +132,10 @@ def test_whatever_kvikio_raises_is_a_storage_error_once_no_read_runs_any_more(
     assert kvikio.closed == 1
 
 
-def test_a_short_read_names_file_and_offset(kvikio: FakeKvikio, tmp_path: Path) -> None:
-    (tmp_path / "cut.bin").write_bytes(bytes(100_000))
-    reader = KvikioReader(EmulatedDevice(), [tmp_path / "cut.bin"], gds=True)
-    out, one = torch.zeros(200_000, dtype=torch.uint8), np.zeros(1, np.int64)
-    with pytest.raises(StorageError, match=r"cannot read 60000 bytes: .*read 50000") as caught:
-        reader.read(one.astype(np.uint32), one + 50_000, one + 60_000, out, one)
-    assert (caught.value.filename, caught.value.offset) == (str(tmp_path / "cut.bin"), 50_000)
-    reader.close()
-
-
 @pytest.mark.parametrize(
     ("obstacle", "why"),
     [
-        ("kvikio is not installed", "kvikio is not installed"),
+        ("no GDS, as a test says", "no GDS, as a test says"),
         ("", "kvikio cannot open it (no GDS on this file system)"),
     ],
 )
@@ -185,96 +176,84 @@ def test_kvikio_reads_the_bytes_of_the_file_into_a_device(device: Device, shards
 
 @pytest.fixture
 def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The __init__.py of a package kvikio, empty, for children. Forgets earlier probes."""
+    """The __init__.py of a package kvikio, empty, for children, which cuFile is told to try."""
     package = tmp_path / "packages" / "kvikio"
     package.mkdir(parents=True)
+    init = package / "__init__.py"
+    init.touch()
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.syspath_prepend(package.parent)
     monkeypatch.delenv("KVIKIO_COMPAT_MODE", raising=False)
-    monkeypatch.setattr(kvikio_reader, "_faults", {})
-    monkeypatch.setattr(kvikio_reader.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(kvikio_reader, "_NVIDIA_FS", package)
-    return package / "__init__.py"
+    monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", "true")
+    return init
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "file.bin"
-    path.write_bytes(b"contents")
+    path.write_bytes(os.urandom(2 << 20))
     return path
 
 
-def test_a_hanging_kvikio_is_killed_after_the_timeout(fake_kvikio: Path, file: Path) -> None:
-    fake_kvikio.write_text("import time\ntime.sleep(3600)\n")
-    fault = why_no_gds(file, timeout_s=0.5)
-    assert fault == "GPUDirect Storage does not work: no answer within 0.5 s"
-    fake_kvikio.write_text("import sys\nprint('\"\"', flush=True)\nsys.exit()\n")
-    assert why_no_gds(file) == fault, "tried once per process"
+def probe(file: Path, **options: Any) -> str:
+    """A try, of a device that was not tried before."""
+    return why_no_gds(file, next(INDICES), **options)
+
+
+INDICES = itertools.count()
+ANSWERS = """
+import json, os, sys
+assert os.environ["KVIKIO_COMPAT_MODE"] == "OFF"
+assert os.environ["CUFILE_ALLOW_COMPAT_MODE"] == "false", "cuFile may go through host memory"
+print("noise")
+print(json.dumps({says!r}), flush=True)
+sys.exit()
+"""
 
 
 @pytest.mark.parametrize(
-    ("said", "environment", "expected"),
+    ("source", "fault"),
     [
-        ("", "AUTO", ""),
-        ("cuFile error", "", "GPUDirect Storage does not work: cuFile error"),
-        (None, "true", "KVIKIO_COMPAT_MODE=true forbids GPUDirect Storage"),
+        (ANSWERS.format(says=""), ""),
+        (ANSWERS.format(says="cuFile error"), "cuFile error"),
+        ("import a_missing_library", "ModuleNotFoundError: No module named 'a_missing_library'"),
+        ("import time\ntime.sleep(3600)", "no answer within 0.2 s"),
     ],
+    ids=["answers", "refuses", "fails", "hangs"],
 )
-def test_faults_are_told_in_words(
-    fake_kvikio: Path,
-    file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    said: str | None,
-    environment: str,
-    expected: str,
-) -> None:
-    monkeypatch.setenv("KVIKIO_COMPAT_MODE", environment)
-    fake_kvikio.write_text(
-        "import json, os, sys\n"
-        "assert os.environ['KVIKIO_COMPAT_MODE'] == 'OFF'\n"
-        "assert os.environ['CUFILE_ALLOW_COMPAT_MODE'] == 'false', 'cuFile may go through host memory'\n"
-        f"print('noise')\nprint(json.dumps({said!r}), flush=True)\nsys.exit()\n"
-    )
-    assert why_no_gds(file) == expected
+def test_what_a_try_says_is_told_in_words(fake_kvikio: Path, file: Path, source: str, fault: str) -> None:
+    fake_kvikio.write_text(source)
+    found = probe(file, timeout_s=0.2 if "sleep" in source else 30)
+    assert found == (f"GPUDirect Storage does not work: {fault}" if fault else "")
 
 
 @pytest.mark.parametrize(
-    ("json", "variable", "tried"),
+    ("mode", "cufile", "expected"),
     [
-        ('{"properties": {"use_pci_p2pdma": false}, "block": {"nvme": {}}}', "", False),
-        ('{"properties": {\n  // "use_pci_p2pdma": true,\n  "use_poll_mode": true}}', "0", False),
-        ('{"block": {"nvme": {"use_pci_p2pdma" : true}}}', "", True),
-        (None, "true", True),
+        ("true", '{"use_pci_p2pdma": true}', "KVIKIO_COMPAT_MODE=true forbids GPUDirect Storage"),
+        ("AUTO", '{"block": {"nvme": {"use_pci_p2pdma" : true}}}', "GPUDirect Storage does not work: tried"),
+        ("", '{\n // "use_pci_p2pdma": true\n}', "GPUDirect Storage needs nvidia-fs (not loaded) or use_pci"),
     ],
+    ids=["forbidden", "asked for", "a comment"],
 )
-def test_without_nvidia_fs_gds_is_tried_only_if_cufile_is_told_to_use_p2pdma(
+def test_gds_is_tried_only_if_settings_allow_it(
     fake_kvikio: Path,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    json: str | None,
-    variable: str,
-    tried: bool,
+    mode: str,
+    cufile: str,
+    expected: str,
 ) -> None:
-    """A try may hang, and took ten seconds on a machine that has neither."""
-    monkeypatch.setattr(kvikio_reader, "_NVIDIA_FS", tmp_path / "none")
+    """A try may hang, and took ten seconds on a machine without GDS."""
+    if not mode and Path("/proc/driver/nvidia-fs/version").exists():
+        pytest.skip("nvidia-fs is loaded")
+    monkeypatch.setenv("KVIKIO_COMPAT_MODE", mode)
+    monkeypatch.delenv("CUFILE_USE_PCIP2PDMA")
     monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / "cufile.json"))
-    monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", variable)
-    if json is not None:
-        (tmp_path / "cufile.json").write_text(json)
-    fake_kvikio.write_text("import sys\nprint('\"tried\"', flush=True)\nsys.exit()\n")
-    expected = "does not work: tried" if tried else "needs nvidia-fs (not loaded) or use_pci_p2pdma"
-    assert why_no_gds(file).startswith(f"GPUDirect Storage {expected}")
-
-
-def test_a_crash_of_kvikio_and_a_missing_kvikio_or_file_are_reported(
-    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert "No such file" in why_no_gds(tmp_path / "none")
-    fake_kvikio.write_text("import a_library_that_is_not_there\n")
-    assert "No module named 'a_library_that_is_not_there'" in why_no_gds(file)
-    monkeypatch.setattr(kvikio_reader, "_faults", {})
-    monkeypatch.setattr(kvikio_reader.importlib.util, "find_spec", lambda name: None)
-    assert why_no_gds(file) == "kvikio is not installed"
+    (tmp_path / "cufile.json").write_text(cufile)
+    fake_kvikio.write_text(ANSWERS.format(says="tried"))
+    assert probe(file).startswith(expected)
 
 
 DRIVER_OF_HOST_MEMORY = """
@@ -290,7 +269,6 @@ int cuMemsetD8_v2(void* memory, unsigned char value, size_t n) { memset(memory, 
 int cuMemcpyHtoD_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
 int cuMemcpyDtoH_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
 """
-
 KVIKIO_THAT_READS = """
 import ctypes
 __version__ = "1"
@@ -311,43 +289,21 @@ class CuFile:
 """
 
 
-@pytest.fixture
-def host_driver(fake_kvikio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A libcuda for children, whose device memory is host memory."""
+def test_kvikio_is_used_only_if_it_reads_what_the_file_has(
+    fake_kvikio: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a libcuda whose device memory is host memory."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    (tmp_path / "driver").mkdir()
-    (tmp_path / "driver" / "stub.c").write_text(DRIVER_OF_HOST_MEMORY)
-    command = ["cc", "-shared", "-fPIC", "stub.c", "-o", "libcuda.so.1"]
-    subprocess.run(command, check=True, cwd=tmp_path / "driver")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "driver"))
-
-
-@pytest.mark.parametrize(
-    ("does", "works"),
-    [
-        ("ctypes.memmove(address, self.file.read(nbytes), nbytes)", True),
-        ("ctypes.memset(address, 0, nbytes)", False),
-        ("pass", False),
-        ("ctypes.memmove(address, self.file.read(nbytes - 1), nbytes - 1)", False),
-    ],
-    ids=["reads", "zeros", "nothing", "all but a byte"],
-)
-def test_kvikio_is_used_only_if_it_reads_what_the_file_has(
-    fake_kvikio: Path, host_driver: None, file: Path, does: str, works: bool
-) -> None:
-    fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
-    file.write_bytes(os.urandom(2 << 20))
-    assert why_no_gds(file) == "" if works else "it read wrong bytes" in why_no_gds(file)
-
-
-@pytest.mark.parametrize("contents", [bytes(5000), b"7" * 5000])
-def test_a_file_of_one_value_does_not_show_that_kvikio_reads(
-    fake_kvikio: Path, host_driver: None, file: Path, contents: bytes
-) -> None:
-    file.write_bytes(contents)
-    fake_kvikio.write_text(
-        KVIKIO_THAT_READS.replace("{does}", f"ctypes.memset(address, {contents[0]}, nbytes)")
-    )
-    assert "all bytes of the file are equal" in why_no_gds(file)
-    assert file.read_bytes() == contents
+    (tmp_path / "stub.c").write_text(DRIVER_OF_HOST_MEMORY)
+    subprocess.run(["cc", "-shared", "-fPIC", "stub.c", "-o", "libcuda.so.1"], check=True, cwd=tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    for does, wrong in (
+        ("ctypes.memmove(address, self.file.read(nbytes), nbytes)", ""),
+        ("ctypes.memset(address, 0, nbytes)", "it read wrong bytes"),
+        ("ctypes.memmove(address, self.file.read(nbytes - 1), nbytes - 1)", "it read wrong bytes"),
+    ):
+        fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
+        assert probe(file).endswith(wrong) if wrong else probe(file) == ""
+    file.write_bytes(bytes(5000))
+    assert "all bytes of the file are equal" in probe(file)
