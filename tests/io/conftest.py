@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ ENGINES = [URING, "threads", "mmap"]
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Files of random bytes: whole pages, an odd end, a single byte, nothing."""
-    folder = tmp_path_factory.mktemp("shards")
+    folder = tmp_path_factory.mktemp("shards") / os.fsdecode(b"a path may have any bytes: \xff")
+    folder.mkdir()
     rng = np.random.default_rng(11)
     paths = []
     for i, size in enumerate([200 * 4096, 150 * 4096 + 1234, 1, 0]):

@@ -200,7 +200,7 @@ def probe(file: Path, **options: Any) -> str:
     return why_no_gds(file, next(INDICES), **options)
 
 
-INDICES = itertools.count()
+INDICES = itertools.count(1000)
 ANSWERS = """
 import json, os, sys
 assert os.environ["KVIKIO_COMPAT_MODE"] == "OFF"
