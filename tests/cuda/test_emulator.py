@@ -11,7 +11,7 @@ import torch
 from emulator import EmulatedDevice
 
 UNIT = str(Path(__file__).parent / "faulty.cu")
-SEEDS = range(20)
+SEEDS = range(4)
 
 
 def launch(device: EmulatedDevice, kernel: str, blocks: int, threads: int, *args: object) -> None:
@@ -81,7 +81,7 @@ def test_threads_that_do_not_meet_end_the_launch(kernel: str, message: str) -> N
 
 
 def test_an_endless_wait_is_ended() -> None:
-    device = EmulatedDevice(limit_s=0.2)
+    device = EmulatedDevice(limit_s=0.1)
     with pytest.raises(RuntimeError, match="longer than the emulator's time limit"):
         launch(device, "wait_for_ever", 2, 64, words(device, 1))
     with pytest.raises(RuntimeError, match="time limit, and never waits"):
@@ -90,7 +90,7 @@ def test_an_endless_wait_is_ended() -> None:
 
 
 @pytest.mark.parametrize("write", [0, 1])
-@pytest.mark.parametrize("nbytes", [16, 32, 4096, 10_000])
+@pytest.mark.parametrize("nbytes", [16, 10_000])
 def test_access_beyond_a_tensor_ends_the_launch(write: int, nbytes: int) -> None:
     device = EmulatedDevice()
     memory = device.empty(nbytes, torch.uint8)
