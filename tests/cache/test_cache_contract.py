@@ -113,9 +113,7 @@ OVERFLOWS = [
     (torch.float32, torch.float16, 65519.0, False),
     (torch.float32, torch.float16, -65520.0, True),
     (torch.bfloat16, torch.float16, 3e38, True),
-    (torch.float32, torch.bfloat16, -3.389e38, False),
     (torch.float32, torch.bfloat16, 3.4e38, True),
-    (torch.float32, torch.float16, float("inf"), False),
     (torch.bfloat16, torch.float16, float("-inf"), False),
     (torch.float32, torch.float16, float("nan"), False),
 ]
@@ -284,22 +282,6 @@ def test_wrong_ids_are_refused_and_nothing_is_marked(
     assert not marked(cache, table)
     cache.enter(0, {table.name: torch.tensor([1])})  # step 0 was not entered
     cache.cancel()
-
-
-def test_at_most_24_steps_are_live_and_they_go_in_order(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(64, 1024))
-    cache, one = make(table, 8), {table.name: torch.tensor([1])}
-    for step in range(24):
-        cache.enter(step, one)
-    for call, said in (
-        (lambda: cache.enter(24, one), "24"),
-        (lambda: cache.plan(1), "order"),
-        (lambda: cache.retire(1), "order"),
-    ):
-        with pytest.raises(RuntimeError, match=said):
-            call()
-    cache.cancel()
-    assert not marked(cache, table)
 
 
 def test_counters_add_up_and_memory_is_listed_by_purpose(tmp_path: Path, make: Make) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import late_device
 import numpy as np
 import pytest
 import torch
@@ -121,40 +118,3 @@ def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTabl
         assert not marked(cache, table)
         assert not loading(cache, table)
         cache.audit()
-
-
-@pytest.mark.slow
-def test_outputs_stay_few_when_the_consumer_never_synchronizes(
-    table: RawTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
-    planned, rows, trained = 3, 250, []
-    device = LateDevice(planned, lazy=1.0)
-    training = device.new_stream()
-    training.slow = True
-    sampling = device.new_stream()
-    batches = [MadeOn({table.name: torch.randint(0, 400, (rows,))}, device, sampling) for _ in range(30)]
-
-    def train(address: int, ids: torch.Tensor) -> None:
-        read = (ctypes.c_char * (rows * 400)).from_address(address)
-        got = torch.frombuffer(read, dtype=torch.float32).view(rows, 100)
-        trained.append(torch.equal(got, table.rows[ids]))
-
-    with opened(device, table) as cache:
-        features, first, before, most = {}, 0, device.memory.tensor_bytes, 0
-        for step, batch in enumerate(batches):
-            with device.use(training):
-                for ahead in range(first, min(len(batches), step + planned)):
-                    cache.enter(ahead, batches[ahead])
-                    cache.plan(ahead)
-                    first = ahead + 1
-                features, error = cache.gather(step)
-                cache.retire(step)
-            assert error is None
-            training.put(partial(train, features[table.name].data_ptr(), batch[table.name]))
-            most = max(most, device.memory.tensor_bytes + device.memory.waiting_bytes)
-        # Outputs of planned minibatches, the consumer's, those that training still reads; and less for ids.
-        assert most <= before + (planned + 4) * rows * 400
-        training.synchronize()
-        del features
-    assert trained == [True] * len(batches)
