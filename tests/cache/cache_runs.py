@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table
@@ -17,14 +15,12 @@ from raw_table import RawTable, write_raw_table
 from gids.cache import FeatureCache
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
-from gids.errors import StorageError
 from gids.io import Engine, open_engine
 from gids.loader.queue import Queue
 from gids.loader.rows import Cache, CachedRows, EpochInput
 from gids.loader.stream import EpochStream
 
 Batch = dict[str, torch.Tensor]
-Trace = list[npt.NDArray[np.int64]]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -99,29 +95,6 @@ class Make(ExitStack):
         return cache
 
 
-def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
-    """Minibatches with repeated and skewed pages."""
-    return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
-
-
-def in_order(
-    trace: Trace,
-    window: int,
-    planned: int,
-    enter: Callable[[int, npt.NDArray[np.int64]], object],
-    retire: Callable[[int], object],
-) -> Iterator[tuple[int, int]]:
-    """The loader's order of calls. Yields each step that is to be planned, and the number of entered ones."""
-    entered = 0
-    for t in range(len(trace)):
-        if t >= planned:
-            retire(t - planned)
-        while entered < min(len(trace), t + 1 + window):
-            enter(entered, trace[entered])
-            entered += 1
-        yield t, entered
-
-
 def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """Rows of random bits."""
     generator = torch.Generator().manual_seed(seed)
@@ -186,53 +159,6 @@ def check(
         cache.audit()  # type: ignore[attr-defined]
     for t in tables:
         assert not marked(cache, t)
-
-
-def check_fault(cache: Cache, table: RawTable, batches: Sequence[torch.Tensor], page: int) -> None:
-    """Reads of a page of one row fail: that is an error of the minibatches that need it, and of no other."""
-    path, offset = table.shard_of(page)
-    for step, ids in enumerate(batches):
-        cache.enter(step, {table.name: ids})
-        cache.plan(step)
-    for step, ids in enumerate(batches):
-        features, error = cache.gather(step)
-        if page in ids.tolist():
-            assert isinstance(error, StorageError)
-            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
-        else:
-            assert error is None
-            assert same_bits(features[table.name], table.rows[ids])
-        cache.retire(step)
-    cache.audit()  # type: ignore[attr-defined]
-
-
-def check_cancel(cache: Cache, table: RawTable) -> None:
-    """Cancel streams of which some minibatches are entered, planned and gathered, then read rows again.
-
-    No mark is left, no page stays LOADING, and no line is lost.
-    """
-    rng = np.random.default_rng(7)
-    for _ in range(8):
-        batches = random_batches(rng, table, 24, 150)
-        entered = int(rng.integers(1, 25))
-        planned = int(rng.integers(0, min(entered, 5) + 1))
-        gathered = int(rng.integers(0, planned + 1))
-        step = cache.next_step
-        for i in range(entered):
-            cache.enter(step + i, batches[i])
-        for i in range(planned):
-            cache.plan(step + i)
-        for i in range(gathered):
-            features, error = cache.gather(step + i)
-            assert error is None
-            assert same_bits(features[table.name], table.rows[batches[i][table.name]])
-            cache.retire(step + i)
-        cache.cancel()
-        assert cache.next_step == step + entered
-        assert not marked(cache, table)
-        assert not loading(cache, table)
-        cache.audit()  # type: ignore[attr-defined]
-    check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
 
 
 def marked(cache: Cache, table: RawTable) -> bool:

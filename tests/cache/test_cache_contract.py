@@ -21,9 +21,8 @@ from cache_runs import (
     FLOATS,
     Make,
     check,
-    check_cancel,
-    check_fault,
     gathered,
+    loading,
     make_rows,
     marked,
     random_batches,
@@ -152,7 +151,20 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
     cache = make(table, lines)
     make.engine.inject_faults(table.faults(7, errno.EIO))
-    check_fault(cache, table, batches, 7)
+    path, offset = table.shard_of(7)
+    for step, ids in enumerate(batches):
+        cache.enter(step, {table.name: ids})
+        cache.plan(step)
+    for step, ids in enumerate(batches):
+        features, error = cache.gather(step)
+        if 7 in ids.tolist():
+            assert isinstance(error, StorageError)
+            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
+        else:
+            assert error is None
+            assert same_bits(features[table.name], table.rows[ids])
+        cache.retire(step)
+    cache.audit()
     stats = cache.stats()[table.name]
     assert "host_lines" not in stats or stats["failures"] > 0, "of a device"
     # The line of the failed page is in use again, and so is the page once the disk recovers.
@@ -258,7 +270,25 @@ def test_what_is_kept_does_not_depend_on_the_number_of_planned_minibatches(
 
 def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
-    check_cancel(make(table, 80, depth=4), table)
+    cache, rng = make(table, 80, depth=4), np.random.default_rng(7)
+    for entered, planned, gathered in ((24, 5, 3), (9, 4, 0), (1, 0, 0), (13, 2, 2)):
+        batches, step = random_batches(rng, table, 24, 150), cache.next_step
+        for i in range(entered):
+            cache.enter(step + i, batches[i])
+        for i in range(planned):
+            cache.plan(step + i)
+        for i in range(gathered):
+            features, error = cache.gather(step + i)
+            assert error is None
+            assert same_bits(features[table.name], table.rows[batches[i][table.name]])
+            cache.retire(step + i)
+        cache.cancel()
+        assert cache.next_step == step + entered
+        assert not marked(cache, table)
+        assert not loading(cache, table)
+        cache.audit()
+    assert cache.stats()[table.name]["failures"] == 0, "a page that nobody wants any more is no failure"
+    check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
 
 
 @pytest.mark.parametrize(

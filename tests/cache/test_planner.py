@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from cache_runs import Make, Trace, in_order, random_trace, run
+from cache_runs import Make, run
 from model import Model
 from raw_table import RawTable, write_raw_table
 
@@ -16,8 +16,31 @@ from gids import _core
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda.device import Device
 
+Trace = list[npt.NDArray[np.int64]]
 LIST_POLICIES = ["lookahead", "lru", "static"]
-ALL_POLICIES = [*LIST_POLICIES, "random", "window-pin", "pinned"]
+
+
+def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
+    """Minibatches with repeated and skewed pages."""
+    return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
+
+
+def in_order(
+    trace: Trace,
+    window: int,
+    planned: int,
+    enter: Callable[[int, npt.NDArray[np.int64]], object],
+    retire: Callable[[int], object],
+) -> Iterator[tuple[int, int]]:
+    """The loader's order of calls. Yields each step that is to be planned, and the number of entered ones."""
+    entered = 0
+    for t in range(len(trace)):
+        if t >= planned:
+            retire(t - planned)
+        while entered < min(len(trace), t + 1 + window):
+            enter(entered, trace[entered])
+            entered += 1
+        yield t, entered
 
 
 def resident_pages(planner: _core.Planner) -> set[int]:
@@ -76,28 +99,6 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
         planner.plan(t)
         assert protected <= resident_pages(planner)
         planner.audit()
-
-
-@pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_after_a_stream_closed_early_no_mark_is_left_and_the_next_one_works(policy: str) -> None:
-    rng = np.random.default_rng(7)
-    pages = 300
-    heat = rng.integers(0, 256, pages).astype(np.uint8)
-    planner = _core.Planner(pages, 80, policy, 0, heat)
-    step = 0
-    for _ in range(10):
-        trace = random_trace(rng, pages, 24, 100)
-        entered = int(rng.integers(1, 25))
-        planned = int(rng.integers(0, entered + 1))
-        for i in range(entered):
-            planner.enter(step + i, trace[i])
-        for i in range(planned):
-            planner.plan(step + i)
-        for i in range(entered):
-            planner.retire(step + i)
-            planner.audit()
-        assert not np.any(planner.words() & np.uint64(0xFFFFFF))
-        step += entered
 
 
 @pytest.mark.parametrize("bad", [-1, 10])
