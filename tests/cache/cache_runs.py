@@ -53,10 +53,10 @@ def windowed(
 
 
 class Make(ExitStack):
-    """make(tables, lines, **options): a cache on a device, or in host memory, closed twice with its engine.
+    """make(table, lines, **options): a cache on a device, or in host memory, closed twice with its engine.
 
     options: of the cache, beside these defaults. host_lines: further lines, in the host memory below a
-    device's. kind, depth: of the engine. engine: of the cache made last.
+    device's. depth: of the engine. engine: of the cache made last.
     """
 
     engine: Engine
@@ -68,51 +68,42 @@ class Make(ExitStack):
 
     def __call__(
         self,
-        tables: RawTable | list[RawTable],
+        table: RawTable,
         lines: int,
         host_lines: int = 0,
         *,
-        kind: str = "auto",
         depth: int = 64,
         **options: Any,
     ) -> Any:
-        tables = [tables] if isinstance(tables, RawTable) else tables
-        paths = [p for t in tables for p in t.shard_paths]
-        longest = max(t.page_bytes for t in tables)
-        self.engine = self.enter_context(open_engine(paths, kind, depth=depth, max_read_bytes=longest))
+        opened = open_engine(table.shard_paths, depth=depth, max_read_bytes=table.page_bytes)
+        self.engine = self.enter_context(opened)
         options = self._defaults | options
         cache: Any
         if self._device is None:
-            options["lines"] = {t.name: lines + host_lines for t in tables}
-            cache = FeatureCache(self.engine, tables, **options)  # type: ignore[arg-type]
+            options["lines"] = {table.name: lines + host_lines}
+            cache = FeatureCache(self.engine, [table], **options)  # type: ignore[arg-type]
         else:
             options = {"staging_bytes": 1 << 20} | options
-            options |= {"lines": {t.name: lines for t in tables}}
-            options |= {"host_lines": {t.name: host_lines for t in tables}}
-            cache = DeviceFeatureCache(self._device, self.engine, tables, **options)  # type: ignore[arg-type]
+            options |= {"lines": {table.name: lines}}
+            options |= {"host_lines": {table.name: host_lines}}
+            cache = DeviceFeatureCache(self._device, self.engine, [table], **options)  # type: ignore[arg-type]
         self.callback(cache.close)
         self.callback(cache.close)
         return cache
 
 
-def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows of random bits."""
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(
-        0, 256, (n, dim * torch.empty(0, dtype=dtype).element_size()), dtype=torch.uint8, generator=generator
-    )
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 256, (n, dim * dtype.itemsize), dtype=torch.uint8, generator=generator)
     return raw.view(dtype).view(n, dim)
 
 
-def random_batches(
-    rng: np.random.Generator, table: RawTable, count: int, size: int, *, repeat: bool = True
-) -> list[Batch]:
-    """Skewed ids, with repeats unless repeat is False; some minibatches are empty."""
+def random_batches(rng: np.random.Generator, table: RawTable, count: int, size: int) -> list[Batch]:
+    """Skewed ids, with repeats; some minibatches are empty."""
     out = []
     for _ in range(count):
         ids = (table.row_count * rng.random(rng.integers(0, size + 1)) ** 2).astype(np.int64)
-        if not repeat:
-            ids = rng.permutation(np.unique(ids))
         out.append({table.name: torch.from_numpy(ids)})
     return out
 
@@ -147,18 +138,12 @@ def rows_of(cache: Cache, table: RawTable, ids: torch.Tensor) -> torch.Tensor:
     return features[table.name].cpu()
 
 
-def check(
-    cache: Cache, tables: Sequence[RawTable], batches: Sequence[Batch], window: int, planned: int
-) -> None:
+def check(cache: Cache, table: RawTable, batches: Sequence[Batch], window: int, planned: int) -> None:
     """Every row equals its source, the metadata agrees after every step, and no mark is left."""
-    by_name = {t.name: t for t in tables}
     for ids, got in zip(batches, run(cache, batches, window, planned), strict=True):
-        assert set(got) == set(ids)
-        for name, rows in got.items():
-            assert same_bits(rows, by_name[name].rows[ids[name]])
+        assert same_bits(got[table.name], table.rows[ids[table.name]])
         cache.audit()  # type: ignore[attr-defined]
-    for t in tables:
-        assert not marked(cache, t)
+    assert not marked(cache, table)
 
 
 def marked(cache: Cache, table: RawTable) -> bool:

@@ -72,7 +72,7 @@ def test_int8_rows_are_widened_as_numpy_does(tmp_path: Path, make: Make, scale: 
         lines, host_lines, heat = places[turn % 3]
         heats = {table.name: np.full(table.page_count, heat, np.uint8)} if heat else {}
         cache = make(table, lines, host_lines, output_dtype=to, heats=heats)
-        check(cache, [wanted], random_batches(rng, table, 3, 60), 3, 2)
+        check(cache, wanted, random_batches(rng, table, 3, 60), 3, 2)
         through, error = cache.read_through({table.name: torch.arange(100)})
         assert error is None
         assert same_bits(through[table.name], wanted.rows)
@@ -169,7 +169,7 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     assert "host_lines" not in stats or stats["failures"] > 0, "of a device"
     # The line of the failed page is in use again, and so is the page once the disk recovers.
     make.engine.inject_faults([])
-    check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
+    check(cache, table, [{table.name: torch.arange(64)}], 0, 1)
 
 
 def test_a_read_that_fails_once_is_read_again(tmp_path: Path, make: Make) -> None:
@@ -186,7 +186,7 @@ def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path, make: Make) ->
     pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
     sums = _core.crc32c(pages)
     table.checksums = lambda: sums  # type: ignore[attr-defined]
-    check(make(table, 8, check_crc=True), [table], [{table.name: torch.arange(32)}], 0, 1)
+    check(make(table, 8, check_crc=True), table, [{table.name: torch.arange(32)}], 0, 1)
     pages[5, 77] ^= 1
     pages.tofile(table.shard_paths[0])
     cache = make(table, 8, check_crc=True)
@@ -243,7 +243,7 @@ def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
     with pytest.raises(IndexError, match=f"table '{table.name}': id 400 at position 1 is out of range"):
         next(stream)
     assert not marked(cache, table)
-    check(cache, [table], [{table.name: torch.tensor([8, 399])}], 0, 1)
+    check(cache, table, [{table.name: torch.tensor([8, 399])}], 0, 1)
 
 
 def test_what_is_kept_does_not_depend_on_the_number_of_planned_minibatches(
@@ -288,7 +288,7 @@ def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, 
         assert not loading(cache, table)
         cache.audit()
     assert cache.stats()[table.name]["failures"] == 0, "a page that nobody wants any more is no failure"
-    check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
+    check(cache, table, random_batches(rng, table, 5, 300), 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_counters_add_up_and_memory_is_listed_by_purpose(tmp_path: Path, make: M
     table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
     cache = make(table, 12)
     batches = random_batches(np.random.default_rng(0), table, 10, 150)
-    check(cache, [table], batches, 4, 2)
+    check(cache, table, batches, 4, 2)
     stats = cache.stats()[table.name]
     assert stats["steps"] == 10
     assert stats["pages"] == sum(len({i // 10 for i in b[table.name].tolist()}) for b in batches)

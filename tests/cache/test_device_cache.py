@@ -35,7 +35,7 @@ def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
     rng = np.random.default_rng(planned)
     table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512, shards=3)
     cache = make(table, 60, host_lines, staging_bytes=staged * 512)
-    check(cache, [table], random_batches(rng, table, 8, 300), 5, planned)
+    check(cache, table, random_batches(rng, table, 8, 300), 5, planned)
     if isinstance(device, EmulatedDevice):
         assert "copy_from_host" in device.launches
         assert "gids_take_round" in device.launches
@@ -114,7 +114,7 @@ def test_the_hottest_pages_are_preloaded(tmp_path: Path, make: Make, by: str, ho
     assert near.min() >= far.max()
     assert far.min() >= out.max()
     cache.audit()
-    check(cache, [table], random_batches(rng, table, 10, 200), 4, 2)
+    check(cache, table, random_batches(rng, table, 10, 200), 4, 2)
     if host_policy == "static":
         words = cache.page_words(table.name)
         assert all(words[p] >> np.uint64(63) for p in resident[lines >= 30])
@@ -124,7 +124,7 @@ def test_lines_that_are_never_replaced_are_filled_even_without_heat(tmp_path: Pa
     table = write_raw_table(tmp_path, make_rows(50, 128), page_bytes=512)
     cache = make(table, 0, 20, host_policy="static")
     assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(63)) == 20
-    check(cache, [table], [{table.name: torch.arange(50)}], 0, 1)
+    check(cache, table, [{table.name: torch.arange(50)}], 0, 1)
     assert cache.stats()[table.name]["hits"] == 20
 
 
@@ -144,7 +144,7 @@ def test_gpudirect_reads_long_runs_and_the_engine_the_others_and_all_after_an_er
     words = cache.page_words(table.name)
     assert np.array_equal(np.flatnonzero(words >> np.uint64(63)), np.flatnonzero(heat))
     cache.audit()
-    check(cache, [table], [{table.name: torch.from_numpy(np.flatnonzero(heat))}], 0, 1)
+    check(cache, table, [{table.name: torch.from_numpy(np.flatnonzero(heat))}], 0, 1)
     assert cache.stats()[table.name]["misses"] == 0
 
 
@@ -165,7 +165,7 @@ def test_a_hot_page_that_cannot_be_read_stays_out_of_the_cache(
     [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert warning.startswith("10 of the hottest pages of table '_N.feat' cannot be read")
     cache.audit()
-    check(cache, [table], [{table.name: torch.arange(40)}], 0, 1)
+    check(cache, table, [{table.name: torch.arange(40)}], 0, 1)
     [(_, error)] = gathered(cache, [{table.name: torch.tensor([41])}], 0, 1)
     assert isinstance(error, StorageError)
 

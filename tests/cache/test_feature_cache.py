@@ -37,7 +37,7 @@ def test_lines_take_memory_as_they_are_used(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024)
     before = resident_bytes()
     cache = make(table, 100_000)
-    check(cache, [table], [{table.name: torch.arange(700)}], 1, 1)
+    check(cache, table, [{table.name: torch.arange(700)}], 1, 1)
     assert resident_bytes() - before < 50_000 * 1024
 
 
