@@ -295,14 +295,6 @@ def test_closing_with_requests_in_flight_cancels_them(setup: Setup) -> None:
             call()
 
 
-def test_an_engine_may_be_closed_first(setup: Setup) -> None:
-    queue = setup.queue(64, engine := setup.engine())
-    engine.close()
-    _, errors = setup.read(queue, np.arange(20))
-    assert (errors == errno.ECANCELED).all()
-    queue.close()
-
-
 def test_a_kernel_that_gives_up_breaks_the_queue(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.device, "wait_value", lambda stream, address, value: False)
     pages = setup.rng.integers(0, 301, 200)
@@ -322,10 +314,8 @@ def test_a_kernel_that_gives_up_breaks_the_queue(setup: Setup, monkeypatch: pyte
     ("text", "options"),
     [
         ("4 rounds of at least a page of 4096 B need 16384", {"staging_bytes": 9000}),
-        ("the engine has 4", {"tables": [QueueTable(8, 3, 2, 4096)]}),
         ("reads of 1048576 B at most", {"tables": [QueueTable(8, 0, 1, 1 << 21)], "round_max": 8192}),
         ("8 pages and 3 checksums", {"tables": [QueueTable(8, 0, 1, 512, np.zeros(3, np.uint32))]}),
-        ("table 0 has no files", {"tables": [QueueTable(1, 0, 0, 512)]}),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(setup: Setup, text: str, options: dict[str, Any]) -> None:
