@@ -192,35 +192,6 @@ def test_plan_on_a_device_keeps_as_many_pages_of_each_worth_as_the_model(
     assert stats["loads"] - stats["evictions"] == len(held_pages(cache, table))
 
 
-@pytest.mark.parametrize(("policy", "seed"), [("random", 0), ("window-pin", 1)])
-def test_random_victims_on_a_device_are_never_pages_that_are_needed(
-    table: RawTable, make: Make, policy: str, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    pages, lines, planned, window = 200, int(rng.integers(1, 120)), 2, 6
-    trace = random_trace(rng, pages, 25, 60)
-    cache = make(table, lines, policy=policy)
-
-    def enter(step: int, pages: npt.NDArray[np.int64]) -> None:
-        cache.enter(step, {table.name: torch.from_numpy(pages)})
-
-    def retire(step: int) -> None:
-        cache.gather(step)
-        cache.retire(step)
-
-    for t, entered in in_order(trace, window, planned, enter, retire):
-        before = held_pages(cache, table)
-        end = t + 1 if policy == "random" else entered
-        needed = before & set(np.concatenate(trace[max(0, t - planned + 1) : end]).tolist())
-        cache.plan(t)
-        after = held_pages(cache, table)
-        assert needed <= after
-        # Every missing page gets a line while some line may be replaced.
-        missing = set(trace[t].tolist()) - before
-        assert len(after - before) == min(len(missing), lines - len(needed))
-        cache.audit()
-
-
 def host_hits(
     pages: int, lines: int, heat: npt.NDArray[np.uint8], trace: Trace, window: int, planned: int
 ) -> int:

@@ -69,28 +69,6 @@ def test_warp_intrinsics(device: Device) -> None:
         assert row[6] == sum(1 << k for k, v in enumerate(warp) if v % 4 == warp[lane] % 4)
 
 
-def test_lanes_that_have_returned_are_not_waited_for(device: Device) -> None:
-    to = device.zeros(64, torch.int32)
-    launch(device, "ask_half_warp", 1, 64, to)
-    told = sum(1 << k for k in range(17, 32, 2)) | 1 << 20
-    assert [v & 0xFFFFFFFF for v in to.tolist()] == ([0] * 16 + [told] * 16) * 2
-
-
-@pytest.mark.parametrize("threads", [32, 256, 1024])
-def test_blocks_sum_through_shared_memory(device: Device, threads: int) -> None:
-    values = torch.arange(10_000, dtype=torch.int32, device=device.torch_device)
-    to = device.zeros(1, torch.int64)
-    launch(device, "sum_blocks", 7, threads, to, values, 10_000)
-    assert to.item() == 10_000 * 9_999 // 2
-
-
-def test_the_block_counts_its_threads(device: Device) -> None:
-    votes, out = device.zeros(1, torch.int32), device.zeros(3, torch.int32)
-    launch(device, "count_threads", 3, 96, votes, out)
-    assert votes.item() == 3 * 96
-    assert out.tolist() == [1 | 2 | 32 << 2] * 3
-
-
 def test_atomics_of_many_blocks_lose_nothing(device: Device) -> None:
     words = on(device, [99, 0, 0, 0, 0], torch.int32)
     wide, narrow = device.zeros(1, torch.int64), device.zeros(1, torch.int32)

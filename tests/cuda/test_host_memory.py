@@ -135,16 +135,3 @@ def test_the_kernel_prefers_the_node(memory: np.ndarray) -> None:
     shared, file = share_memory(1 << 20, 0)
     assert policy(np.frombuffer(shared, np.uint8).ctypes.data) == "prefer:0"
     os.close(file.descriptor)
-
-
-@pytest.mark.parametrize("node", [61, 1000])
-def test_a_node_that_does_not_exist_is_logged_once_and_the_memory_works(
-    memory: np.ndarray, node: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "gids"):
-        assert not prefer_node(memory.ctypes.data, memory.nbytes, node)
-        array = np.frombuffer(host_memory(5000, node), np.uint8)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"host memory is not placed on NUMA node {node} of the GPU: Invalid argument"
-    ]
-    assert not array.any()

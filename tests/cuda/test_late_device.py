@@ -62,22 +62,6 @@ def test_released_memory_is_poisoned_and_given_out_again(late: bool) -> None:
         assert device.empty(1000, torch.uint8).data_ptr() != address, "memory belongs to its stream"
 
 
-def test_memory_that_a_stream_still_uses_is_not_given_out() -> None:
-    device = LateDevice(0, lazy=1.0, total_bytes=3000)
-    first, second = device.new_stream(), device.new_stream()
-    with device.use(first):
-        tensor = device.empty(2000, torch.uint8)
-    device.hand_over(tensor, first, second)
-    trained: list[int] = []
-    second.put(lambda: trained.append(1))
-    del tensor
-    device.memory.collect()
-    assert (device.memory.tensor_bytes, device.memory.waiting_bytes, trained) == (0, 2000, [])
-    with device.use(first):
-        device.empty(2000, torch.uint8)  # no room beside it: waits for the second stream
-    assert trained == [1]
-
-
 def test_streams_run_in_every_order_that_events_allow() -> None:
     orders = set()
     for seed in range(100):
@@ -143,20 +127,6 @@ def test_ids_reach_the_host_after_their_event_and_wait_for_nothing_else() -> Non
     assert [copies[name].tolist()[0] for name in ids] == [5, 5, 5]
     assert copies["one"] is copies["other"]
     trained.passed = True
-    device.close()
-
-
-def test_torch_works_on_no_stream_inside_its_batch() -> None:
-    device = LateDevice(0)
-    stream = device.new_stream()
-    with device.use(stream):
-        words = device.zeros(4, torch.int64)
-        with device.batch(stream):
-            device.fill(stream, words, 1)
-            with pytest.raises(RuntimeError, match="torch works on a stream before what a batch holds"):
-                words.add_(1)
-            with pytest.raises(AssertionError, match="torch works on a stream inside a batch"):
-                device.zeros(4, torch.int64)
     device.close()
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from full_disk import mounted
 
 import gids.io
 
@@ -198,50 +194,3 @@ def test_a_device_error_is_returned(kind: str, memory: Memory) -> None:
         errors = engine.read(FILES[:1], np.array([held.ctypes.data]), PAGE, out)
         assert errors.tolist() == [0]
         assert np.array_equal(out.view(np.int64)[0], held)
-
-
-# --- a file on a device with 4096-byte blocks: smaller reads read each enclosing block once ---
-
-
-BLOCK, ROW, ROWS = 4096, 512, 700
-
-
-def call(*command: object) -> str:
-    return subprocess.run(
-        [str(c) for c in command], check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def coarse_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file on an ext4 file system in a loop device with blocks of 4096 B. Needs root."""
-    if shutil.which("losetup") is None or shutil.which("mkfs.ext4") is None:
-        pytest.skip("no losetup and mkfs.ext4")
-    image = tmp_path_factory.mktemp("coarse") / "image"
-    image.touch()
-    os.truncate(image, 32 << 20)
-    try:
-        device = call("losetup", "--find", "--show", "--sector-size", BLOCK, image)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no loop device: {error.stderr.strip()}")
-    try:
-        call("mkfs.ext4", "-q", device)
-        with mounted(["mount", device], "a loop device") as disk:
-            file = disk / "shard.bin"
-            np.random.default_rng(5).integers(0, 256, ROWS * ROW, dtype=np.uint8).tofile(file)
-            yield file
-    finally:
-        call("losetup", "--detach", device)
-
-
-def test_rows_smaller_than_a_block_read_the_enclosing_blocks(
-    coarse_file: Path, kind: str, memory: Memory
-) -> None:
-    rows = np.fromfile(coarse_file, dtype=np.uint8).reshape(ROWS, ROW)
-    with gids.io.open_engine([coarse_file], kind, max_read_bytes=ROW) as engine:
-        assert engine.alignment == (1 if kind == "mmap" else BLOCK)
-        out = memory(ROWS, ROW, ROW)
-        assert not engine.read(np.zeros(ROWS, np.uint32), np.arange(ROWS) * ROW, ROW, out).any()
-        assert np.array_equal(out, rows)
-        if kind != "mmap":
-            assert engine.stats()["bytes_read"] == -(-ROWS * ROW // BLOCK) * BLOCK
