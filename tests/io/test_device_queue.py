@@ -310,6 +310,14 @@ def test_a_kernel_that_gives_up_breaks_the_queue(setup: Setup, monkeypatch: pyte
     setup.check(pages, rows, errors)
 
 
+def test_a_launch_that_fails_ends_the_queue(setup: Setup) -> None:
+    queue = setup.queue()
+    with pytest.raises(ValueError, match="strides"):
+        queue.post(0, setup.on_device(range(8))[::2], setup.on_device([4]), 0)
+    with pytest.raises(RuntimeError, match="closed"):
+        setup.read(queue, np.arange(4))
+
+
 @pytest.mark.parametrize(
     ("text", "options"),
     [

@@ -105,6 +105,10 @@ def test_runs_are_read_by_kvikio_in_its_own_mode(
         reader.read(files, offsets, lengths, out, out_offsets)
         expected = [contents[f][o : o + n] for f, o, n in zip(files, offsets, lengths, strict=True)]
         assert np.array_equal(out.numpy(), np.concatenate(expected))
+    end, one = np.array([len(contents[0]) - 60]), np.zeros(1, np.int64)
+    with pytest.raises(StorageError, match=r"cannot read 100 bytes: .*read 60") as caught:
+        reader.read(one.astype(np.uint32), end, one + 100, out, one)
+    assert (caught.value.filename, caught.value.offset) == (str(shards[0]), end[0])
     reader.close()
     reader.close()
     assert kvikio.closed == 2
