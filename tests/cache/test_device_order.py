@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_runs import Make, loading, marked, random_batches, run
+from cache_runs import Make, marked, random_batches, run
 from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
@@ -105,16 +105,3 @@ def test_memory_of_hot_pages_is_filled_again_after_their_copy(tmp_path: Path) ->
         assert torch.equal(rows[table.name], table.rows[ids])
         assert make.engine.stats()["reads"] == 70
     device.close()
-
-
-def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTable) -> None:
-    for seed in range(4):
-        first = cache.next_step
-        for i, batch in enumerate(random_batches(np.random.default_rng(seed), table, 10, 250)):
-            cache.enter(first + i, batch)
-        for i in range(seed + 1):
-            cache.plan(first + i)
-        cache.cancel()
-        assert not marked(cache, table)
-        assert not loading(cache, table)
-        cache.audit()

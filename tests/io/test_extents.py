@@ -36,16 +36,6 @@ def test_extents_equal_the_files(
     assert np.array_equal(out, expected)
 
 
-def test_neighbors_reach_the_disk_as_one_request(shards: list[Path]) -> None:
-    order = np.random.default_rng(5).permutation(64)
-    lengths, out = np.full(64, PAGE), np.zeros(64 * PAGE, np.uint8)
-    with open_engine(shards) as engine:
-        errors = engine.read_extents(np.zeros(64, np.uint32), order * PAGE, lengths, out, order * PAGE)
-        assert not errors.any()
-        assert engine.stats()["reads"] == 64
-        assert engine.stats()["requests"] <= 4
-
-
 def test_an_error_is_that_of_its_extent_alone(shards: list[Path], contents: list[np.ndarray]) -> None:
     at = np.array([0, 3 * PAGE, len(contents[0]) - PAGE])
     lengths, out = np.array([PAGE, PAGE, 2 * PAGE]), np.zeros(4 * PAGE, np.uint8)

@@ -152,12 +152,6 @@ def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_the_threads_engine_has_a_reader_per_request_in_flight(shards: list[Path]) -> None:
-    count = threads_since()
-    with gids.io.open_engine(shards, "threads", depth=5, direct=False) as engine:
-        assert engine.depth == count("gids-threads") == 5
-
-
 def test_descriptors_are_close_on_exec(shards: list[Path], kind: str) -> None:
     with gids.io.open_engine(shards, kind):
         opened = descriptors_of(shards)

@@ -109,16 +109,6 @@ def test_unaligned_neighbors_read_each_block_once(shards: list[Path], memory: Me
         assert engine.stats()["bytes_read"] == PAGE
 
 
-def test_no_reads_and_reads_of_nothing_return_at_once(shards: list[Path], kind: str) -> None:
-    with gids.io.open_engine(shards, kind) as engine:
-        none = engine.read(np.empty(0, np.uint32), np.empty(0, np.int64), PAGE, np.empty((0, PAGE), np.uint8))
-        assert none.shape == (0,)
-        assert none.dtype == np.int32
-        nothing = engine.read(np.zeros(3, np.uint32), np.zeros(3, np.int64), 0, np.empty((3, 0), np.uint8))
-        assert nothing.tolist() == [0, 0, 0]
-        assert engine.stats()["reads"] == 0
-
-
 @pytest.mark.parametrize("kind", ["threads", "mmap"])
 def test_a_file_truncated_after_opening_ends_early(tmp_path: Path, kind: str, memory: Memory) -> None:
     path = tmp_path / "shard.bin"
