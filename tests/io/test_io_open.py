@@ -41,12 +41,6 @@ def threads() -> dict[int, str]:
     return names
 
 
-def threads_since() -> Callable[[str], int]:
-    """count(name): the threads of this name that started since."""
-    before = threads().keys()
-    return lambda name: sum(each == name for id, each in threads().items() if id not in before)
-
-
 def wait_until(found: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not found():
