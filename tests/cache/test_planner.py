@@ -183,6 +183,19 @@ def test_plan_on_a_device_keeps_as_many_pages_of_each_worth_as_the_model(
     assert stats["loads"] - stats["evictions"] == len(held_pages(cache, table))
 
 
+def test_the_window_pins_lines_on_a_device(table: RawTable, make: Make) -> None:
+    cache = make(table, 10, policy="window-pin")
+    for step, first in enumerate((0, 10, 0)):
+        cache.enter(step, {table.name: torch.arange(first, first + 10)})
+    for step in range(3):
+        cache.plan(step)
+        _, error = cache.gather(step)
+        assert error is None
+        cache.retire(step)
+        assert held_pages(cache, table) == set(range(10))
+    assert cache.stats()[table.name]["hits"] == 10
+
+
 def host_hits(
     pages: int, lines: int, heat: npt.NDArray[np.uint8], trace: Trace, window: int, planned: int
 ) -> int:
