@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import same_bits
-from raw_table import RawTable, write_raw_table
+from raw_table import RawTable
 
 from gids.cache import FeatureCache
 from gids.cache.device import DeviceFeatureCache
@@ -81,12 +80,12 @@ class Make(ExitStack):
         cache: Any
         if self._device is None:
             options["lines"] = {table.name: lines + host_lines}
-            cache = FeatureCache(self.engine, [table], **options)  # type: ignore[arg-type]
+            cache = FeatureCache(self.engine, [table], **options)
         else:
             options = {"staging_bytes": 1 << 20} | options
             options |= {"lines": {table.name: lines}}
             options |= {"host_lines": {table.name: host_lines}}
-            cache = DeviceFeatureCache(self._device, self.engine, [table], **options)  # type: ignore[arg-type]
+            cache = DeviceFeatureCache(self._device, self.engine, [table], **options)
         self.callback(cache.close)
         self.callback(cache.close)
         return cache

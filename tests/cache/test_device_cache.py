@@ -6,7 +6,6 @@ import errno
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest

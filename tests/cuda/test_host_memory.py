@@ -6,7 +6,6 @@ The machine with several nodes is described by files; the mappings are real.
 from __future__ import annotations
 
 import gc
-import logging
 import mmap
 import os
 import weakref

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 from children import ended
-from engines import URING
 
 import gids.io
 

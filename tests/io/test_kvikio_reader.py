@@ -224,7 +224,7 @@ sys.exit()
         ("import a_missing_library", {}, "does not work: ModuleNotFoundError: No module named 'a_missing"),
         ("import time\ntime.sleep(3600)", {}, "GPUDirect Storage does not work: no answer within 0.2 s"),
         ("", {"KVIKIO_COMPAT_MODE": "on"}, "KVIKIO_COMPAT_MODE=on forbids GPUDirect Storage"),
-        ("", {"CUFILE_USE_PCIP2PDMA": "0"}, "GPUDirect Storage needs nvidia-fs (not loaded) or use_pci_p2pdma"),
+        ("", {"CUFILE_USE_PCIP2PDMA": "0"}, "GPUDirect Storage needs nvidia-fs (not loaded)"),
     ],
     ids=["answers", "refuses", "fails", "hangs", "forbidden", "no way to the device"],
 )

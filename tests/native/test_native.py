@@ -41,13 +41,14 @@ Built = Callable[[str, str], Path]
 
 @pytest.fixture(scope="session")
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """(test, variant) -> its program. Each source is compiled once, ahead of the tests and on every core, unless
-    pytest's cache has its object file: its name has a checksum of all it was made of."""
+    """(test, variant) -> its program. Each source is compiled once, ahead of the tests and on every core. What
+    is compiled has a checksum of all it was made of in its name, and stays in pytest's cache."""
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C++ compiler ({COMPILER})")
     has_cache = request.config.pluginmanager.has_plugin("cacheprovider")
     folder = request.config.cache.mkdir("native") if has_cache else tmp_path_factory.mktemp("objects")
-    headers = b"".join(path.read_bytes() for path in [*sorted(NATIVE.rglob("*.h")), *sorted(HERE.glob("*.h"))])
+    paths = [*sorted(NATIVE.rglob("*.h")), *sorted(HERE.glob("*.h"))]
+    headers = b"".join(path.read_bytes() for path in paths)
     version = run(COMPILER, "--version")
     objects: dict[tuple[Path, str], Future[Path]] = {}
 
