@@ -27,10 +27,6 @@ PAGE = 4096
 ROOT = Path(__file__).parents[2]
 
 
-def python(script: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, arguments)]
-
-
 def threads() -> dict[int, str]:
     """The name of each thread of this process, by its id."""
     names = {}
@@ -45,14 +41,6 @@ def wait_until(found: Callable[[], bool]) -> None:
     while not found():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def descriptors_of(files: list[Path]) -> list[int]:
-    names = {str(path) for path in files}
-    links = {
-        int(link.name): os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
-    }
-    return [fd for fd, target in links.items() if target in names]
 
 
 @pytest.mark.parametrize(
@@ -145,13 +133,6 @@ def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_descriptors_are_close_on_exec(shards: list[Path], kind: str) -> None:
-    with gids.io.open_engine(shards, kind):
-        opened = descriptors_of(shards)
-        assert len(opened) == len(shards)
-        assert not any(os.get_inheritable(fd) for fd in opened)
-
-
 def test_an_engine_names_itself_and_what_it_found(shards: list[Path], kind: str) -> None:
     with gids.io.open_engine(shards, kind, max_read_bytes=PAGE) as engine:
         assert repr(engine).startswith(f"<gids.io.Engine {kind}: ")
@@ -192,7 +173,7 @@ def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path
             print(error)
         print(gids.io.probe(sys.argv[1]))
     """
-    command = [str(deny), *python(script, *shards)]
+    command = [str(deny), sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, shards)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode == 126:
         pytest.skip("this system does not let a process filter its own system calls")

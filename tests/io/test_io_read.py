@@ -17,7 +17,11 @@ PAGE = 4096
 
 
 def check(
-    contents: list[np.ndarray], files: np.ndarray, offsets: np.ndarray, out: np.ndarray, errors: np.ndarray
+    contents: list[np.ndarray],
+    files: np.ndarray,
+    offsets: np.ndarray,
+    out: list[np.ndarray],
+    errors: np.ndarray,
 ) -> None:
     for file, offset, row, error in zip(files, offsets, out, errors, strict=True):
         expected = contents[file][offset : offset + len(row)]
@@ -62,8 +66,13 @@ def test_random_reads_equal_the_files(
                 offsets = (rng.integers(0, 100) * PAGE + np.arange(count)) * nbytes % (160 * PAGE)
             out = memory(count, nbytes, shift)
             errors = engine.read(files, offsets, nbytes, out)
-            check(contents, files, offsets, out, errors)
-            reads += count
+            check(contents, files, offsets, list(out), errors)
+            lengths = rng.integers(1, nbytes + 1, count)
+            ends = np.cumsum(lengths)
+            packed = np.zeros(ends[-1], np.uint8)
+            errors = engine.read_extents(files, offsets, lengths, packed, ends - lengths)
+            check(contents, files, offsets, np.split(packed, ends[:-1]), errors)
+            reads += 2 * count
         stats = engine.stats()
         assert stats["reads"] == reads
         assert stats["depth_max"] <= engine.depth <= depth
@@ -80,7 +89,7 @@ def test_reads_of_several_threads_do_not_mix(
                 files = rng.integers(0, 2, 60).astype(np.uint32)
                 offsets = rng.integers(0, 140, 60) * PAGE
                 out = memory(60, PAGE)
-                check(contents, files, offsets, out, engine.read(files, offsets, PAGE, out))
+                check(contents, files, offsets, list(out), engine.read(files, offsets, PAGE, out))
 
         list(pool.map(work, range(4)))
         assert engine.stats()["reads"] == 4 * 3 * 60
