@@ -1,7 +1,7 @@
 """The contract of both caches with the loader: the Cache protocol of gids/loader/rows.py.
 
-Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
-and on the cache in device memory, emulated and on a GPU where there is one.
+Every test runs on the cache in host memory and on the cache in device memory, emulated and on a GPU where
+there is one.
 """
 
 from __future__ import annotations
