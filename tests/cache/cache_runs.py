@@ -15,40 +15,10 @@ from gids.cache import FeatureCache
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
 from gids.io import Engine, open_engine
-from gids.loader.queue import Queue
-from gids.loader.rows import Cache, CachedRows, EpochInput
-from gids.loader.stream import EpochStream
+from gids.loader.rows import Cache
 
 Batch = dict[str, torch.Tensor]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
-
-
-class Window:
-    """In place of a FeatureLoader's Placement: a cache, with a window and planned minibatches that stay."""
-
-    def __init__(self, cache: Cache, window: int, planned: int, most_planned: int) -> None:
-        self._cache, self.window = cache, window
-        self._planned, self.most_planned = planned, most_planned
-
-    def planned_now(self) -> int:
-        return self._planned
-
-    def cache_for(self, *_: Any, **__: Any) -> Cache:
-        return self._cache
-
-
-def windowed(
-    cache: Any, batches: list[Batch], window: int, planned: int, most_planned: int | None = None
-) -> EpochStream[Batch]:
-    """A stream of these minibatches through a cache. most_planned: as planned, if it is not given."""
-    rows = CachedRows(
-        EpochInput(minibatches=batches, ids_of=lambda batch: batch),
-        Window(cache, window, planned, most_planned or planned),
-        begin=lambda _: None,
-        build=lambda _: None,
-        ended=lambda _: None,
-    )
-    return EpochStream(Queue(batches), rows)
 
 
 class Make(ExitStack):
@@ -63,7 +33,6 @@ class Make(ExitStack):
     def __init__(self, device: Device | None = None, **defaults: Any) -> None:
         super().__init__()
         self._device, self._defaults = device, {"heats": {}} | defaults
-        self.on_device = device is not None
 
     def __call__(
         self,

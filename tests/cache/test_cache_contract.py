@@ -27,7 +27,6 @@ from cache_runs import (
     marked,
     random_batches,
     rows_of,
-    windowed,
 )
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
@@ -219,53 +218,6 @@ def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path, make:
     assert isinstance(error, StorageError)
     assert error.errno == errno.EIO
     cache.retire(0)
-
-
-def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
-    tmp_path: Path, make: Make
-) -> None:
-    table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
-    cache = make(table, 12)
-    path, offset = table.shard_of(9)
-    make.engine.inject_faults(table.faults(9, errno.EIO))
-    wanted: list[list[int]] = [[1, 2], [95, 1], [3], [90], [], [5, 6], [7, 400], [8], [9]]
-    batches = [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted]
-    stream = windowed(cache, batches, 2, 3)
-    assert same_bits(next(stream)[1][table.name], table.rows[torch.tensor(wanted[0])])
-    with pytest.raises(StorageError) as caught:
-        next(stream)
-    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
-    assert caught.value.offset == offset
-    assert not marked(cache, table)
-    stream = windowed(cache, batches[4:], 2, 3)
-    next(stream)
-    next(stream)
-    with pytest.raises(IndexError, match=f"table '{table.name}': id 400 at position 1 is out of range"):
-        next(stream)
-    assert not marked(cache, table)
-    check(cache, table, [{table.name: torch.tensor([8, 399])}], 0, 1)
-
-
-def test_what_is_kept_does_not_depend_on_the_number_of_planned_minibatches(
-    tmp_path: Path, make: Make
-) -> None:
-    """Only on the most that may be planned. Threads of a device choose among pages of equal worth, so there
-    only the rows are compared."""
-    table = write_raw_table(tmp_path, make_rows(600, 128), page_bytes=512)
-    batches = random_batches(np.random.default_rng(0), table, 10 if make.on_device else 60, 60)
-    keys = ("pages", "hits", "misses", "loads", "evictions", "bypasses")
-    found: dict[int, set[object]] = {4: set(), 8: set()}
-    for planned, most in ((1, 4), (8, 8)) if make.on_device else ((1, 4), (4, 4), (3, 8), (8, 8)):
-        cache = make(table, 150)
-        for _ in range(2):
-            for batch, features in windowed(cache, batches, 16, planned, most):
-                assert same_bits(features[table.name], table.rows[batch[table.name]])
-            assert not marked(cache, table)
-        cache.audit()
-        counted = cache.stats()[table.name]
-        found[most].add((*(counted[key] for key in keys), cache.page_words(table.name).tobytes()))
-    assert {len(different) for different in found.values()} == {1}
-    assert found[4] != found[8], "what retires later keeps its lines longer"
 
 
 def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, make: Make) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cache_runs import Make, check, gathered, make_rows, random_batches, windowed
+from cache_runs import Make, check, gathered, make_rows, random_batches, run
 from datasets import same_bits
 from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table
@@ -185,7 +185,7 @@ def test_a_closed_cache_returns_its_memory(tmp_path: Path) -> None:
     device.empty(123_456, torch.uint8)  # which torch keeps, for whoever uses torch
     with Make(device, staging_bytes=32 * 4096) as make:
         cache = make(table, 12)
-        list(windowed(cache, [ids] * 3, 2, 2))
+        list(run(cache, [ids] * 3, 2, 2))
         lines_bytes, free = cache.memory()["lines"], device.memory.unreserved_bytes
         cache.close()
         device.memory.collect()

@@ -101,6 +101,14 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
         planner.audit()
 
 
+def test_an_id_out_of_range_marks_nothing() -> None:
+    planner = _core.Planner(10, 4)
+    for bad in (-1, 10):
+        with pytest.raises(IndexError, match=f"id {bad} at position 1 is out of range for a table of 10 rows"):
+            planner.enter(0, np.array([3, bad, 4], np.int64))
+        assert not planner.words().any()
+
+
 def test_a_table_of_more_than_2_to_the_32_pages_is_planned_like_a_small_one() -> None:
     """A minibatch keeps 8 bytes per page. Of 34 GB of page words only a few are touched."""
     pages = (1 << 32) + 1000
