@@ -235,19 +235,6 @@ def test_without_a_waiting_stream_a_kernel_polls(setup: Setup, monkeypatch: pyte
     setup.check(pages, rows, errors)
 
 
-@pytest.mark.parametrize("page_bytes", [16, 520, 12288])
-def test_pages_may_have_any_length(setup: Setup, tmp_path: Path, page_bytes: int) -> None:
-    content = setup.rng.integers(0, 256, (2, 30, page_bytes), dtype=np.uint8)
-    paths = [tmp_path / f"{i}.bin" for i in range(2)]
-    for path, written in zip(paths, content, strict=True):
-        path.write_bytes(written.tobytes())
-    pages = setup.rng.permutation(60)
-    queue = setup.queue(64, setup.engine(paths=paths), [QueueTable(60, 0, 2, page_bytes)])
-    rows, errors = setup.read(queue, pages, page_bytes=page_bytes)
-    assert not errors.any()
-    assert np.array_equal(rows, content[pages % 2, pages // 2])
-
-
 def test_injected_faults_belong_to_their_own_requests(setup: Setup, engine: Engine) -> None:
     rng = setup.rng
     bad = rng.permutation(301)[:20].tolist()
