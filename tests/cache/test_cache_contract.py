@@ -223,13 +223,13 @@ def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path, make:
 def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
     cache, rng = make(table, 80, depth=4), np.random.default_rng(7)
-    for entered, planned, gathered in ((24, 5, 3), (9, 4, 0), (1, 0, 0), (13, 2, 2)):
+    for entered, planned, done in ((24, 5, 3), (9, 4, 0), (1, 0, 0), (13, 2, 2)):
         batches, step = random_batches(rng, table, 24, 150), cache.next_step
         for i in range(entered):
             cache.enter(step + i, batches[i])
         for i in range(planned):
             cache.plan(step + i)
-        for i in range(gathered):
+        for i in range(done):
             features, error = cache.gather(step + i)
             assert error is None
             assert same_bits(features[table.name], table.rows[batches[i][table.name]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
     rng = np.random.default_rng(planned)
     table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512, shards=3)
     cache = make(table, 60, host_lines, staging_bytes=staged * 512)
-    check(cache, table, random_batches(rng, table, 8, 300), 5, planned)
+    check(cache, table, random_batches(rng, table, 5, 200), 5, planned)
     if isinstance(device, EmulatedDevice):
         assert "copy_from_host" in device.launches
         assert "gids_take_round" in device.launches
@@ -113,7 +112,7 @@ def test_the_hottest_pages_are_preloaded(tmp_path: Path, make: Make, by: str, ho
     assert near.min() >= far.max()
     assert far.min() >= out.max()
     cache.audit()
-    check(cache, table, random_batches(rng, table, 10, 200), 4, 2)
+    check(cache, table, random_batches(rng, table, 6, 150), 4, 2)
     if host_policy == "static":
         words = cache.page_words(table.name)
         assert all(words[p] >> np.uint64(63) for p in resident[lines >= 30])

@@ -47,7 +47,7 @@ def cache(device: LateDevice, table: RawTable) -> Iterator[DeviceFeatureCache]:
 
 
 def test_rows_are_complete_when_gather_returns(cache: DeviceFeatureCache, table: RawTable) -> None:
-    batches, kept = random_batches(np.random.default_rng(3), table, 15, 250), []
+    batches, kept = random_batches(np.random.default_rng(3), table, 10, 200), []
     for t, features in enumerate(run(cache, batches, 4, 3)):
         kept.append(features[table.name])
         if t % 4 == 0:
@@ -95,13 +95,14 @@ def test_ids_are_kept_until_the_last_kernel_has_read_them(table: RawTable) -> No
 
 def test_memory_of_hot_pages_is_filled_again_after_their_copy(tmp_path: Path) -> None:
     """Three times: 32 MiB are read at once."""
-    table = write_raw_table(tmp_path, torch.randn(70, 1 << 18), page_bytes=1 << 20)
+    rows = torch.arange(70.0).view(-1, 1).repeat(1, 1 << 18)
+    table = write_raw_table(tmp_path, rows, page_bytes=1 << 20)
     device, ids = LateDevice(0, lazy=1.0), torch.tensor([0, 31, 32, 63, 64, 69])
     with Make(device, staging_bytes=16 << 20) as make:
         cache = make(table, 70, heats={table.name: np.ones(70, np.uint8)})
         assert make.engine.stats()["reads"] == 70
-        rows, error = cache.read_through({table.name: ids})
+        read, error = cache.read_through({table.name: ids})
         assert error is None
-        assert torch.equal(rows[table.name], table.rows[ids])
+        assert torch.equal(read[table.name], rows[ids])
         assert make.engine.stats()["reads"] == 70
     device.close()

@@ -129,10 +129,10 @@ def test_more_rows_than_one_part_are_read_past_the_cache(tmp_path: Path, make: M
     cache.audit()
 
 
-@pytest.mark.parametrize("lines", [0, 3000])
+@pytest.mark.parametrize("lines", [0, 1000])
 def test_minibatches_stay_within_their_memory(tmp_path: Path, make: Make, lines: int) -> None:
     """4 bytes per page; requests and memory to plan in as the budget counts them per row."""
-    rows, size, window, planned = 40_000, 3000, 5, 3
+    rows, size, window, planned = 10_000, 1000, 5, 3
     table = write_raw_table(tmp_path, make_rows(rows, 128), page_bytes=512)
     cache = make(table, lines)
     rng = np.random.default_rng(lines)

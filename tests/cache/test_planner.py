@@ -104,7 +104,9 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
 def test_an_id_out_of_range_marks_nothing() -> None:
     planner = _core.Planner(10, 4)
     for bad in (-1, 10):
-        with pytest.raises(IndexError, match=f"id {bad} at position 1 is out of range for a table of 10 rows"):
+        with pytest.raises(
+            IndexError, match=f"id {bad} at position 1 is out of range for a table of 10 rows"
+        ):
             planner.enter(0, np.array([3, bad, 4], np.int64))
         assert not planner.words().any()
 

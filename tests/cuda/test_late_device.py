@@ -64,7 +64,7 @@ def test_released_memory_is_poisoned_and_given_out_again(late: bool) -> None:
 
 def test_streams_run_in_every_order_that_events_allow() -> None:
     orders = set()
-    for seed in range(100):
+    for seed in range(200):
         device = LateDevice(seed)
         streams = [device.new_stream() for _ in range(3)]
         order: list[str] = []

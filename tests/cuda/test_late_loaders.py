@@ -29,7 +29,7 @@ from gids.write import DatasetWriter
 
 NODES = 700
 CITES = ("paper", "cites", "paper")
-SEEDS = torch.arange(0, NODES, 7)
+SEEDS = torch.arange(0, NODES, 14)
 OPTIONS: Any = {"memory": "16MB", "device_memory": "16MB", "staging": "1MiB", "window": 3}
 
 

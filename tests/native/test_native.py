@@ -32,8 +32,16 @@ DEFAULT = ["mapped_file", "mix", "page_word", "ring_count", "variates", "weighte
 """Tests of the thread sanitizer that need few sources. tests/cache, tests/io and tests/sampler compare what
 the others link with their models."""
 SLOW = {
-    "thread": "annex bulk_sampling io_engine node_set page_cache queue_service request_queue".split(),
-    "address": "annex io_engine out_of_memory page_cache queue_service".split(),
+    "thread": [
+        "annex",
+        "bulk_sampling",
+        "io_engine",
+        "node_set",
+        "page_cache",
+        "queue_service",
+        "request_queue",
+    ],
+    "address": ["annex", "io_engine", "out_of_memory", "page_cache", "queue_service"],
 }
 
 Built = Callable[[str, str], Path]
@@ -41,8 +49,8 @@ Built = Callable[[str, str], Path]
 
 @pytest.fixture(scope="session")
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """(test, variant) -> its program. Each source is compiled once, ahead of the tests and on every core. What
-    is compiled has a checksum of all it was made of in its name, and stays in pytest's cache."""
+    """(test, variant) -> its program. Each source is compiled once, ahead of the tests and on every core. The
+    name of an object file has a checksum of all it was made of."""
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C++ compiler ({COMPILER})")
     has_cache = request.config.pluginmanager.has_plugin("cacheprovider")

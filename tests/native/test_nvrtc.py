@@ -44,8 +44,8 @@ _USAGE = re.compile(
 
 
 class Nvrtc:
-    """The CUDA run-time compiler, which needs neither GPU nor driver: its library from PyPI, with the names of
-    CuPy's binding. options: further ones. log: of the last program."""
+    """The CUDA run-time compiler, which needs neither GPU nor driver: its library from PyPI, by the names
+    of CuPy's binding. options: further ones. log: of the last program."""
 
     class NVRTCError(Exception):
         pass
