@@ -299,16 +299,14 @@ class EmulatedDevice(Device):
     Tensors of empty() and zeros() end where a page of memory ends: a kernel that goes beyond fails. Their
     memory is poisoned when they are released: see emulator_memory.py.
 
-    capturing: settable; whether torch's current stream is captured.
-    can_wait_value: settable; whether wait_value waits. limit_s: for one launch or wait_value. mapped: the
-    host memory that is mapped now, bytes by address. launches: names of the kernels launched so far.
+    capturing: settable; whether torch's current stream is captured. limit_s: for one launch or wait_value.
+    mapped: the host memory that is mapped now, bytes by address. launches: names of the kernels launched.
     """
 
     def __init__(
         self,
         seed: int = 0,
         *,
-        can_wait_value: bool = True,
         limit_s: float = 60.0,
         total_bytes: int = 8 << 30,
         index: int = 0,
@@ -316,7 +314,6 @@ class EmulatedDevice(Device):
         self.torch_device, self.index = torch.device("cpu"), index
         self.name = "emulated"
         self.sm_count = 2
-        self.can_wait_value = can_wait_value
         self.limit_s = limit_s
         self.memory = EmulatedMemory(_allocate, _free, total_bytes)
         self.mapped: dict[int, int] = {}
@@ -406,8 +403,6 @@ class EmulatedDevice(Device):
         return Mapping(address, memory, partial(self.mapped.pop, address, None))
 
     def wait_value(self, stream: EmulatedStream, address: int, value: int) -> bool:
-        if not self.can_wait_value:
-            return False
         self.check_mapped("wait_value", address)
         stream.put(partial(_await_word, address, value, self.limit_s))
         return True

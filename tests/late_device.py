@@ -203,8 +203,6 @@ class LateDevice(EmulatedDevice):
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         if not isinstance(stream, LateStream):
             return super().wait_value(stream, address, value)
-        if not self.can_wait_value:
-            return False
         self.check_mapped("wait_value", address)
         word = ctypes.c_int64.from_address(address)
         stream.put(lambda: None, lambda: ctypes.c_int64(word.value - value).value >= 0)

@@ -2,67 +2,30 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from datasets import same_bits
-from raw_table import RawTable, write_raw_table
+from raw_table import RawTable
 
 from gids.cache import FeatureCache
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
-from gids.errors import StorageError
 from gids.io import Engine, open_engine
-from gids.loader.queue import Queue
-from gids.loader.rows import Cache, CachedRows, EpochInput
-from gids.loader.stream import EpochStream
+from gids.loader.rows import Cache
 
 Batch = dict[str, torch.Tensor]
-Trace = list[npt.NDArray[np.int64]]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
-POLICIES = ["lookahead", "window-pin", "random", "static"]
-"""Of both caches."""
-
-
-class Window:
-    """In place of a FeatureLoader's Placement: a cache, with a window and planned minibatches that stay."""
-
-    def __init__(self, cache: Cache, window: int, planned: int, most_planned: int) -> None:
-        self._cache, self.window = cache, window
-        self._planned, self.most_planned = planned, most_planned
-
-    def planned_now(self) -> int:
-        return self._planned
-
-    def cache_for(self, *_: Any, **__: Any) -> Cache:
-        return self._cache
-
-
-def windowed(
-    cache: Any, batches: list[Batch], window: int, planned: int, most_planned: int | None = None
-) -> EpochStream[Batch]:
-    """A stream of these minibatches through a cache. most_planned: as planned, if it is not given."""
-    rows = CachedRows(
-        EpochInput(minibatches=batches, ids_of=lambda batch: batch),
-        Window(cache, window, planned, most_planned or planned),
-        begin=lambda _: None,
-        build=lambda _: None,
-        ended=lambda _: None,
-    )
-    return EpochStream(Queue(batches), rows)
 
 
 class Make(ExitStack):
-    """make(tables, lines, **options): a cache on a device, or in host memory, closed twice with its engine.
+    """make(table, lines, **options): a cache on a device, or in host memory, closed twice with its engine.
 
     options: of the cache, beside these defaults. host_lines: further lines, in the host memory below a
-    device's. kind, depth: of the engine. engine: of the cache made last.
+    device's. depth: of the engine. engine: of the cache made last.
     """
 
     engine: Engine
@@ -70,98 +33,47 @@ class Make(ExitStack):
     def __init__(self, device: Device | None = None, **defaults: Any) -> None:
         super().__init__()
         self._device, self._defaults = device, {"heats": {}} | defaults
-        self.on_device = device is not None
 
     def __call__(
         self,
-        tables: RawTable | list[RawTable],
+        table: RawTable,
         lines: int,
         host_lines: int = 0,
         *,
-        kind: str = "auto",
         depth: int = 64,
         **options: Any,
     ) -> Any:
-        tables = [tables] if isinstance(tables, RawTable) else tables
-        paths = [p for t in tables for p in t.shard_paths]
-        longest = max(t.page_bytes for t in tables)
-        self.engine = self.enter_context(open_engine(paths, kind, depth=depth, max_read_bytes=longest))
+        opened = open_engine(table.shard_paths, depth=depth, max_read_bytes=table.page_bytes)
+        self.engine = self.enter_context(opened)
         options = self._defaults | options
         cache: Any
         if self._device is None:
-            options["lines"] = {t.name: lines + host_lines for t in tables}
-            cache = FeatureCache(self.engine, tables, **options)  # type: ignore[arg-type]
+            options["lines"] = {table.name: lines + host_lines}
+            cache = FeatureCache(self.engine, [table], **options)
         else:
             options = {"staging_bytes": 1 << 20} | options
-            options |= {"lines": {t.name: lines for t in tables}}
-            options |= {"host_lines": {t.name: host_lines for t in tables}}
-            cache = DeviceFeatureCache(self._device, self.engine, tables, **options)  # type: ignore[arg-type]
+            options |= {"lines": {table.name: lines}}
+            options |= {"host_lines": {table.name: host_lines}}
+            cache = DeviceFeatureCache(self._device, self.engine, [table], **options)
         self.callback(cache.close)
         self.callback(cache.close)
         return cache
 
 
-def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
-    """Minibatches with repeated and skewed pages."""
-    return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
-
-
-def in_order(
-    trace: Trace,
-    window: int,
-    planned: int,
-    enter: Callable[[int, npt.NDArray[np.int64]], object],
-    retire: Callable[[int], object],
-) -> Iterator[tuple[int, int]]:
-    """The loader's order of calls. Yields each step that is to be planned, and the number of entered ones."""
-    entered = 0
-    for t in range(len(trace)):
-        if t >= planned:
-            retire(t - planned)
-        while entered < min(len(trace), t + 1 + window):
-            enter(entered, trace[entered])
-            entered += 1
-        yield t, entered
-
-
-def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows of random bits."""
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(
-        0, 256, (n, dim * torch.empty(0, dtype=dtype).element_size()), dtype=torch.uint8, generator=generator
-    )
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 256, (n, dim * dtype.itemsize), dtype=torch.uint8, generator=generator)
     return raw.view(dtype).view(n, dim)
 
 
-def random_batches(
-    rng: np.random.Generator, table: RawTable, count: int, size: int, *, repeat: bool = True
-) -> list[Batch]:
-    """Skewed ids, with repeats unless repeat is False; some minibatches are empty."""
+def random_batches(rng: np.random.Generator, table: RawTable, count: int, size: int) -> list[Batch]:
+    """Skewed ids, with repeats; some minibatches are empty."""
     out = []
     for _ in range(count):
         ids = (table.row_count * rng.random(rng.integers(0, size + 1)) ** 2).astype(np.int64)
-        if not repeat:
-            ids = rng.permutation(np.unique(ids))
         out.append({table.name: torch.from_numpy(ids)})
     return out
-
-
-def several_tables(
-    folder: Path, rng: np.random.Generator, minibatches: int
-) -> tuple[list[RawTable], list[Batch]]:
-    """Three tables of other geometries, and minibatches that ask for some of them."""
-    tables = [
-        write_raw_table(folder, make_rows(300, 128), page_bytes=512, name="paper.feat", shards=2),
-        write_raw_table(folder, make_rows(90, 9, torch.float16), page_bytes=1024, name="author.feat"),
-        write_raw_table(folder, make_rows(40, 700), page_bytes=512, name="venue.feat", shards=3),
-    ]
-    batches = []
-    for _ in range(minibatches):
-        chosen = [t for t in tables if rng.random() < 0.7]
-        batches.append(
-            {t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen}
-        )
-    return tables, batches
 
 
 def run(cache: Cache, batches: Sequence[Batch], window: int, planned: int) -> Iterator[Batch]:
@@ -194,65 +106,12 @@ def rows_of(cache: Cache, table: RawTable, ids: torch.Tensor) -> torch.Tensor:
     return features[table.name].cpu()
 
 
-def check(
-    cache: Cache, tables: Sequence[RawTable], batches: Sequence[Batch], window: int, planned: int
-) -> None:
+def check(cache: Cache, table: RawTable, batches: Sequence[Batch], window: int, planned: int) -> None:
     """Every row equals its source, the metadata agrees after every step, and no mark is left."""
-    by_name = {t.name: t for t in tables}
     for ids, got in zip(batches, run(cache, batches, window, planned), strict=True):
-        assert set(got) == set(ids)
-        for name, rows in got.items():
-            assert same_bits(rows, by_name[name].rows[ids[name]])
+        assert same_bits(got[table.name], table.rows[ids[table.name]])
         cache.audit()  # type: ignore[attr-defined]
-    for t in tables:
-        assert not marked(cache, t)
-
-
-def check_fault(cache: Cache, table: RawTable, batches: Sequence[torch.Tensor], page: int) -> None:
-    """Reads of a page of one row fail: that is an error of the minibatches that need it, and of no other."""
-    path, offset = table.shard_of(page)
-    for step, ids in enumerate(batches):
-        cache.enter(step, {table.name: ids})
-        cache.plan(step)
-    for step, ids in enumerate(batches):
-        features, error = cache.gather(step)
-        if page in ids.tolist():
-            assert isinstance(error, StorageError)
-            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
-        else:
-            assert error is None
-            assert same_bits(features[table.name], table.rows[ids])
-        cache.retire(step)
-    cache.audit()  # type: ignore[attr-defined]
-
-
-def check_cancel(cache: Cache, table: RawTable) -> None:
-    """Cancel streams of which some minibatches are entered, planned and gathered, then read rows again.
-
-    No mark is left, no page stays LOADING, and no line is lost.
-    """
-    rng = np.random.default_rng(7)
-    for _ in range(8):
-        batches = random_batches(rng, table, 24, 150)
-        entered = int(rng.integers(1, 25))
-        planned = int(rng.integers(0, min(entered, 5) + 1))
-        gathered = int(rng.integers(0, planned + 1))
-        step = cache.next_step
-        for i in range(entered):
-            cache.enter(step + i, batches[i])
-        for i in range(planned):
-            cache.plan(step + i)
-        for i in range(gathered):
-            features, error = cache.gather(step + i)
-            assert error is None
-            assert same_bits(features[table.name], table.rows[batches[i][table.name]])
-            cache.retire(step + i)
-        cache.cancel()
-        assert cache.next_step == step + entered
-        assert not marked(cache, table)
-        assert not loading(cache, table)
-        cache.audit()  # type: ignore[attr-defined]
-    check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
+    assert not marked(cache, table)
 
 
 def marked(cache: Cache, table: RawTable) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import ended
 
 from gids.cache import budget
 from gids.cache.budget import GROWTH, MemoryPlan, Sizes
@@ -36,7 +37,6 @@ SIZES = Sizes(
     planned_batches=2,
     most_planned_batches=2,
 )
-
 
 both_budgets = pytest.mark.parametrize("on", ["host", "device"])
 
@@ -65,14 +65,6 @@ def share(table: Shape = Shape(), sizes: Sizes = SIZES, **changed: Any) -> Memor
 
 def total(plan: MemoryPlan) -> int:
     return sum(plan.purposes.values())
-
-
-@both_budgets
-def test_the_rest_of_the_memory_becomes_lines(on: str) -> None:
-    plan = share(on=on)
-    assert 0 < plan.lines["paper.feat"] < Shape.page_count
-    assert total(plan) <= 8 << 20
-    assert total(plan) > (8 << 20) - 2 * (4096 + 16)
 
 
 @both_budgets
@@ -140,12 +132,6 @@ def test_a_fixed_number_of_planned_minibatches_stays() -> None:
 
 
 @both_budgets
-def test_more_minibatches_are_planned_if_their_outputs_are_small(on: str) -> None:
-    assert share(on=on, most_planned_batches=8).sizes.planned_batches == 3
-    assert share(on=on, most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
-
-
-@both_budgets
 def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: str) -> None:
     option = {"host": "memory", "device": "device_memory"}[on]
     with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
@@ -158,11 +144,10 @@ def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: st
 
 
 @both_budgets
-@pytest.mark.parametrize("host_cache_bytes", [0, 50_000])
-def test_the_memory_that_is_advised_for_lines_is_enough(on: str, host_cache_bytes: int) -> None:
+def test_the_memory_that_is_advised_for_lines_is_enough(on: str) -> None:
     table, sizes = Shape(page_count=10_000), replace(SIZES, rows={"paper.feat": 400}, page_bytes=400 * 4096)
-    for memory_bytes in range(2_800_000, 4_000_000, 100_000):
-        given = budget_of(table, on=on, memory_bytes=memory_bytes, host_cache_bytes=host_cache_bytes)
+    for memory_bytes in range(2_800_000, 4_000_000, 200_000):
+        given = budget_of(table, on=on, memory_bytes=memory_bytes, host_cache_bytes=50_000)
         plan = given.share(sizes)
         missing = max(0, 200 * 4096 - plan.line_bytes)
         enough = int(given.enough_for_lines(sizes, plan.purposes["lines"] + missing))
@@ -195,25 +180,17 @@ def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str,
     return tables, replace(sizes, page_bytes=pages), of_rows, int(rng.integers(0, 1 << 23))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_budgets_are_never_exceeded(seed: int) -> None:
-    """And more memory never gives less to outputs, window, requests and lines together."""
     rng = np.random.default_rng(seed)
     tables, sizes, of_rows, bounce = random_case(rng)
     cache_bytes = None if rng.random() < 0.7 else int(10 ** rng.uniform(3, 9))
-    smallest = replace(
-        sizes,
-        window_batches=0,
-        waiting_batches=0,
-        planned_batches=sizes.least_planned_batches,
-    )
+    smallest = sizes.shortened(0).with_planned(sizes.least_planned_batches)
     host = budget.HostBudget(
         tables=tables, output_row_bytes=of_rows, bounce_bytes=bounce, memory_bytes=0, cache_bytes=cache_bytes
     )
     least = sum(host.needed(smallest).values())
-    before = 0
-    by_mode: dict[tuple[int, int], int] = {}
-    for memory_bytes in sorted({least - 1, least, *(int(least * 1.05**n) for n in range(1, 120))}):
+    for memory_bytes in sorted({least - 1, least, *(int(least * 1.1**n) for n in range(1, 60))}):
         given = replace(host, memory_bytes=memory_bytes)
         if memory_bytes < least:
             with pytest.raises(MemoryBudgetError):
@@ -231,33 +208,13 @@ def test_random_budgets_are_never_exceeded(seed: int) -> None:
             assert held.rows[t.name] >= sizes.rows[t.name]
         if not plan.capped and len(tables) == 1:
             assert memory_bytes - total(plan) <= tables[0].page_bytes + 16  # not enough for a line
-        working = total(plan) - plan.purposes["page tables"] - plan.purposes["bounce pool"]
-        slack = sum(t.page_bytes + 64 for t in tables) + working // 100
-        if not plan.capped and len(tables) == 1:
-            assert working >= before - slack
-            before = working
-        mode = (held.planned_batches, held.rows["t0"])
-        ahead = plan.purposes["lines"] + plan.purposes["window"]
-        assert ahead >= by_mode.get(mode, 0) - slack - plan.purposes["requests"] // 10 or plan.capped
-        by_mode[mode] = ahead
-
-
-def test_a_small_budget_has_a_small_bounce_pool() -> None:
-    pages = [Shape(page_bytes=512)]
-    for memory_bytes in (1 << 20, 32 << 20, 512_000_000, 8 << 30):
-        pool = budget.bounce_pool_bytes(pages, 256, memory_bytes)
-        assert 256 * 512 <= pool <= min(256 * (32 << 10), max(256 * 512, memory_bytes // 64))
-        assert budget.longest_read_bytes([Shape()], memory_bytes=memory_bytes, queue_depth=256) >= 4096
 
 
 @pytest.mark.parametrize(
     ("page_bytes", "memory_bytes", "asked", "depth"),
     [
         (16 << 20, 1 << 30, 256, 8),
-        (16 << 20, 1 << 30, 4, 4),
         (16 << 20, 100 << 20, 256, 2),  # at least 2
-        (1 << 20, 1 << 30, 256, 128),
-        (1 << 20, 64 << 20, 1024, 8),
         (4096, 8 << 20, 256, 256),
         (4096, 1 << 20, 256, 32),
     ],
@@ -289,18 +246,16 @@ def test_the_lowest_limit_of_the_control_groups_counts(
     assert budget.available_bytes() == 4700, "v1 counts the group without those below it, then all together"
 
 
-@pytest.mark.parametrize(("kind", "name"), [(resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")])
-def test_a_limit_of_the_process_counts(kind: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    status = Path("/proc/self/status").read_text()
-    used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(name))
-    for soft, least, most in ((used + (64 << 20), 32 << 20, 96 << 20), (used // 2, 0, 0)):
-        limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
-        limits[kind] = soft
-        monkeypatch.setattr(
-            resource, "getrlimit", lambda asked, limits=limits: (limits[asked], resource.RLIM_INFINITY)
-        )
-        assert least <= budget.available_bytes() <= most
-        assert least <= budget.available_bytes(4) <= most, "each process has its own limit"
+def test_a_limit_of_the_process_counts() -> None:
+    status = Path("/proc/self/status").read_text().splitlines()
+    used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))
+
+    def use() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), -1))
+        assert 128 << 20 <= budget.available_bytes() <= 384 << 20
+        assert 128 << 20 <= budget.available_bytes(4) <= 384 << 20, "each process has its own limit"
+
+    ended(use)
 
 
 # --- on a device ---

@@ -1,8 +1,7 @@
 """The contract of both caches with the loader: the Cache protocol of gids/loader/rows.py.
 
-Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
-and on the cache in device memory, emulated and on a GPU where there is one; if slow tests run, also with the
-other ways of a page to its row.
+Every test runs on the cache in host memory and on the cache in device memory, emulated and on a GPU where
+there is one.
 """
 
 from __future__ import annotations
@@ -22,15 +21,12 @@ from cache_runs import (
     FLOATS,
     Make,
     check,
-    check_cancel,
-    check_fault,
     gathered,
+    loading,
     make_rows,
     marked,
     random_batches,
     rows_of,
-    several_tables,
-    windowed,
 )
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
@@ -62,43 +58,37 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         assert not device.mapped, "host memory is still mapped"
 
 
-"""Values of a row, and bytes of a page."""
-
-
 @pytest.mark.parametrize("scale", ["row", "column"])
 def test_int8_rows_are_widened_as_numpy_does(tmp_path: Path, make: Make, scale: str) -> None:
     """From lines, on a device or below it, preloaded or not, and without a line."""
-    places = [(0, 0, 0), (30, 0, 0), (300, 0, 0), (0, 6, 9), (8, 4, 9)]
-    shapes = [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)]
-    for turn, (dim, page_bytes) in enumerate(shapes, scale == "row"):
+    places = [(0, 0, 0), (300, 0, 0), (8, 4, 9)]
+    for turn, (dim, page_bytes) in enumerate([(1, 512), (130, 512), (1020, 1024)], scale == "row"):
         rng = np.random.default_rng(dim)
-        steps = rng.integers(-127, 128, (300, dim), np.int8)
+        steps = rng.integers(-127, 128, (100, dim), np.int8)
         table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2, name=f"_N.{dim}")
         to = FLOATS[turn % 3]
         wanted = RawTable(table.name, table.rows.to(to), 0, 1, [])
-        for lines, host_lines, heat in (places[turn % 5], places[(turn + 2) % 5]):
-            heats = {table.name: np.full(table.page_count, heat, np.uint8)} if heat else {}
-            cache = make(table, lines, host_lines, output_dtype=to, heats=heats)
-            check(cache, [wanted], random_batches(rng, table, 3, 150), 3, 2)
-            through, error = cache.read_through({table.name: torch.arange(300)})
-            assert error is None
-            assert same_bits(through[table.name], wanted.rows)
+        lines, host_lines, heat = places[turn % 3]
+        heats = {table.name: np.full(table.page_count, heat, np.uint8)} if heat else {}
+        cache = make(table, lines, host_lines, output_dtype=to, heats=heats)
+        check(cache, wanted, random_batches(rng, table, 3, 60), 3, 2)
+        through, error = cache.read_through({table.name: torch.arange(100)})
+        assert error is None
+        assert same_bits(through[table.name], wanted.rows)
 
 
-@pytest.mark.few(33)
-@pytest.mark.parametrize("to", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("dim", [128, 7])
+@pytest.mark.parametrize(("dtype", "to"), [(a, b) for a in FLOATS for b in FLOATS if a != b])
 def test_converted_rows_equal_torch_bit_for_bit(
-    tmp_path: Path, make: Make, dtype: torch.dtype, to: torch.dtype, dim: int
+    tmp_path: Path, make: Make, dtype: torch.dtype, to: torch.dtype
 ) -> None:
+    dim = 128 if to == torch.float32 else 7
     if dtype == torch.float32:
         edges = torch.tensor([0x0, 0x1, 0x33000000, 0x33000001, 0x33800000, 0x387FFFFF, 0x38800000,
                               0x477FEFFF, 0x477FF000, 0x477FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7F7F8000,
                               0x3F808000, 0x3F818000, 0x7F800001, 0x7FC00000], dtype=torch.int32)  # fmt: skip
         draw = torch.Generator().manual_seed(1)
-        any_bits = torch.randint(-(1 << 31), 1 << 31, (1 << 16,), generator=draw).to(torch.int32)
-        magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 15,), generator=draw).to(torch.int32)
+        any_bits = torch.randint(-(1 << 31), 1 << 31, (1 << 13,), generator=draw).to(torch.int32)
+        magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 13,), generator=draw).to(torch.int32)
         halfway = magnitudes & ~0xFFF
         bits = torch.cat([edges, edges | -(1 << 31), any_bits, magnitudes, halfway])
         values = bits.view(torch.float32)
@@ -121,16 +111,14 @@ OVERFLOWS = [
     (torch.float32, torch.float16, 65519.0, False),
     (torch.float32, torch.float16, -65520.0, True),
     (torch.bfloat16, torch.float16, 3e38, True),
-    (torch.float32, torch.bfloat16, -3.389e38, False),
     (torch.float32, torch.bfloat16, 3.4e38, True),
-    (torch.float32, torch.float16, float("inf"), False),
     (torch.bfloat16, torch.float16, float("-inf"), False),
     (torch.float32, torch.float16, float("nan"), False),
 ]
 """Stored and wanted dtype, a value, and whether it is finite and becomes infinite."""
 
 
-@pytest.mark.parametrize(("lines", "host_lines"), [(0, 0), (9, 0), (4, 5), (60, 0)])
+@pytest.mark.parametrize(("lines", "host_lines"), [(0, 0), (4, 5)])
 def test_a_value_that_does_not_fit_is_an_error_of_the_minibatches_that_have_it(
     tmp_path: Path, make: Make, lines: int, host_lines: int
 ) -> None:
@@ -154,11 +142,6 @@ def test_integers_are_never_converted(tmp_path: Path, make: Make) -> None:
     assert same_bits(rows_of(make(table, 4, output_dtype=torch.float16), table, torch.arange(50)), table.rows)
 
 
-def test_a_minibatch_gets_the_tables_that_it_asks_for(tmp_path: Path, make: Make) -> None:
-    tables, batches = several_tables(tmp_path, np.random.default_rng(5), 12)
-    check(make(tables, 25), tables, batches, 4, 3)
-
-
 @pytest.mark.parametrize("lines", [0, 16])
 def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     tmp_path: Path, make: Make, lines: int
@@ -167,21 +150,34 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
     cache = make(table, lines)
     make.engine.inject_faults(table.faults(7, errno.EIO))
-    check_fault(cache, table, batches, 7)
+    path, offset = table.shard_of(7)
+    for step, ids in enumerate(batches):
+        cache.enter(step, {table.name: ids})
+        cache.plan(step)
+    for step, ids in enumerate(batches):
+        features, error = cache.gather(step)
+        if 7 in ids.tolist():
+            assert isinstance(error, StorageError)
+            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
+        else:
+            assert error is None
+            assert same_bits(features[table.name], table.rows[ids])
+        cache.retire(step)
+    cache.audit()
     stats = cache.stats()[table.name]
     assert "host_lines" not in stats or stats["failures"] > 0, "of a device"
     # The line of the failed page is in use again, and so is the page once the disk recovers.
     make.engine.inject_faults([])
-    check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
+    check(cache, table, [{table.name: torch.arange(64)}], 0, 1)
 
 
-@pytest.mark.parametrize("lines", [0, 64])
-def test_a_read_that_fails_once_is_read_again(tmp_path: Path, make: Make, lines: int) -> None:
+def test_a_read_that_fails_once_is_read_again(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024))
-    cache = make(table, lines)
-    make.engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
-    assert same_bits(rows_of(cache, table, torch.arange(8)), table.rows[:8])
-    cache.audit()
+    for lines in (0, 64):
+        cache = make(table, lines)
+        make.engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
+        assert same_bits(rows_of(cache, table, torch.arange(8)), table.rows[:8])
+        cache.audit()
 
 
 def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path, make: Make) -> None:
@@ -189,7 +185,7 @@ def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path, make: Make) ->
     pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
     sums = _core.crc32c(pages)
     table.checksums = lambda: sums  # type: ignore[attr-defined]
-    check(make(table, 8, check_crc=True), [table], [{table.name: torch.arange(32)}], 0, 1)
+    check(make(table, 8, check_crc=True), table, [{table.name: torch.arange(32)}], 0, 1)
     pages[5, 77] ^= 1
     pages.tofile(table.shard_paths[0])
     cache = make(table, 8, check_crc=True)
@@ -224,58 +220,27 @@ def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path, make:
     cache.retire(0)
 
 
-@pytest.mark.parametrize("planned", [1, 3])
-def test_a_failed_page_and_an_id_out_of_range_end_a_stream_when_they_are_due(
-    tmp_path: Path, make: Make, planned: int
-) -> None:
-    table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
-    cache = make(table, 12)
-    path, offset = table.shard_of(9)
-    make.engine.inject_faults(table.faults(9, errno.EIO))
-    wanted: list[list[int]] = [[1, 2], [95, 1], [3], [90], [], [5, 6], [7, 400], [8], [9]]
-    batches = [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted]
-    stream = windowed(cache, batches, 2, planned)
-    assert same_bits(next(stream)[1][table.name], table.rows[torch.tensor(wanted[0])])
-    with pytest.raises(StorageError) as caught:
-        next(stream)
-    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
-    assert caught.value.offset == offset
-    assert not marked(cache, table)
-    stream = windowed(cache, batches[4:], 2, planned)
-    next(stream)
-    next(stream)
-    with pytest.raises(IndexError, match=f"table '{table.name}': id 400 at position 1 is out of range"):
-        next(stream)
-    assert not marked(cache, table)
-    check(cache, [table], [{table.name: torch.tensor([8, 399])}], 0, 1)
-
-
-@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random"])
-def test_what_is_kept_does_not_depend_on_the_number_of_planned_minibatches(
-    tmp_path: Path, make: Make, policy: str
-) -> None:
-    """Only on the most that may be planned. Threads of a device choose among pages of equal worth, so there
-    only the rows are compared."""
-    table = write_raw_table(tmp_path, make_rows(600, 128), page_bytes=512)
-    batches = random_batches(np.random.default_rng(0), table, 10 if make.on_device else 60, 60)
-    keys = ("pages", "hits", "misses", "loads", "evictions", "bypasses")
-    found: dict[int, set[object]] = {4: set(), 8: set()}
-    for planned, most in ((1, 4), (8, 8)) if make.on_device else ((1, 4), (3, 4), (4, 4), (3, 8), (8, 8)):
-        cache = make(table, 150, policy=policy)
-        for _ in range(2):
-            for batch, features in windowed(cache, batches, 16, planned, most):
-                assert same_bits(features[table.name], table.rows[batch[table.name]])
-            assert not marked(cache, table)
-        cache.audit()
-        counted = cache.stats()[table.name]
-        found[most].add((*(counted[key] for key in keys), cache.page_words(table.name).tobytes()))
-    assert {len(different) for different in found.values()} == {1}
-    assert found[4] != found[8], "what retires later keeps its lines longer"
-
-
 def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
-    check_cancel(make(table, 80, depth=4), table)
+    cache, rng = make(table, 80, depth=4), np.random.default_rng(7)
+    for entered, planned, done in ((24, 5, 3), (9, 4, 0), (1, 0, 0), (13, 2, 2)):
+        batches, step = random_batches(rng, table, 24, 150), cache.next_step
+        for i in range(entered):
+            cache.enter(step + i, batches[i])
+        for i in range(planned):
+            cache.plan(step + i)
+        for i in range(done):
+            features, error = cache.gather(step + i)
+            assert error is None
+            assert same_bits(features[table.name], table.rows[batches[i][table.name]])
+            cache.retire(step + i)
+        cache.cancel()
+        assert cache.next_step == step + entered
+        assert not marked(cache, table)
+        assert not loading(cache, table)
+        cache.audit()
+    assert cache.stats()[table.name]["failures"] == 0, "a page that nobody wants any more is no failure"
+    check(cache, table, random_batches(rng, table, 5, 300), 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -301,27 +266,11 @@ def test_wrong_ids_are_refused_and_nothing_is_marked(
     cache.cancel()
 
 
-def test_at_most_24_steps_are_live_and_they_go_in_order(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(64, 1024))
-    cache, one = make(table, 8), {table.name: torch.tensor([1])}
-    for step in range(24):
-        cache.enter(step, one)
-    for call, said in (
-        (lambda: cache.enter(24, one), "24"),
-        (lambda: cache.plan(1), "order"),
-        (lambda: cache.retire(1), "order"),
-    ):
-        with pytest.raises(RuntimeError, match=said):
-            call()
-    cache.cancel()
-    assert not marked(cache, table)
-
-
 def test_counters_add_up_and_memory_is_listed_by_purpose(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
     cache = make(table, 12)
     batches = random_batches(np.random.default_rng(0), table, 10, 150)
-    check(cache, [table], batches, 4, 2)
+    check(cache, table, batches, 4, 2)
     stats = cache.stats()[table.name]
     assert stats["steps"] == 10
     assert stats["pages"] == sum(len({i // 10 for i in b[table.name].tolist()}) for b in batches)

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cache_runs import FLOATS, Make, check, make_rows, rows_of, run
+from cache_runs import Make, check, make_rows, rows_of, run
 from children import ended, resident_bytes
 from datasets import same_bits
-from engines import URING
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 import gids
@@ -38,29 +37,18 @@ def test_lines_take_memory_as_they_are_used(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024)
     before = resident_bytes()
     cache = make(table, 100_000)
-    check(cache, [table], [{table.name: torch.arange(700)}], 1, 1)
+    check(cache, table, [{table.name: torch.arange(700)}], 1, 1)
     assert resident_bytes() - before < 50_000 * 1024
 
 
 def test_large_outputs_of_int8_rows_are_the_same(tmp_path: Path, make: Make) -> None:
     """Outputs of 8 MB or more are written past the processor's cache."""
     steps = np.random.default_rng(0).integers(-127, 128, (3000, 768), np.int8)
-    for scale in ("row", "column"):
+    ids = torch.arange(3000).repeat(2)
+    for scale, to in (("row", torch.bfloat16), ("column", torch.float32)):
         table = write_scaled_table(tmp_path, steps, scale)
-        for to in FLOATS:
-            cache = make(table, table.page_count, threads=2, output_dtype=to)
-            ids = torch.arange(3000).repeat(2)
-            assert same_bits(rows_of(cache, table, ids), table.rows.to(to)[ids])
-
-
-def test_outputs_of_growing_minibatches_share_buffers(tmp_path: Path, make: Make) -> None:
-    """With and without a known largest size."""
-    table = write_raw_table(tmp_path, make_rows(2000, 256))
-    growing = [{table.name: torch.arange(1000 + 10 * n)} for n in range(40)]
-    for output_rows in (None, {table.name: 1500}):
-        cache = make(table, 0, keep_output_bytes=1 << 30, output_rows=output_rows)
-        check(cache, [table], growing, 0, 2)
-        assert cache.memory()["outputs"] <= 3 * 1024 * 1500  # one with the consumer, and two planned
+        cache = make(table, table.page_count, threads=2, output_dtype=to)
+        assert same_bits(rows_of(cache, table, ids), table.rows.to(to)[ids])
 
 
 def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path, make: Make) -> None:
@@ -80,12 +68,11 @@ def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path,
     assert third.data_ptr() == where
 
 
-@pytest.mark.parametrize("check_crc", [False, True])
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("dim", [128, 37])  # rows of 512 B, and of 148 B, which are not aligned to sectors
+@pytest.mark.parametrize(("dim", "shards", "check_crc"), [(128, 1, False), (37, 3, False), (37, 3, True)])
 def test_only_the_wanted_rows_of_a_single_page_without_a_line_are_read(
     tmp_path: Path, make: Make, dim: int, shards: int, check_crc: bool
 ) -> None:
+    """Rows of 512 B, and of 148 B, which are not aligned to sectors."""
     table = write_raw_table(tmp_path, make_rows(900, dim), shards=shards)
     at, row_bytes, most = table.rows_per_page, table.row_bytes, 2048 // table.row_bytes
     sums = np.empty(table.page_count, np.uint32)
@@ -142,17 +129,14 @@ def test_more_rows_than_one_part_are_read_past_the_cache(tmp_path: Path, make: M
     cache.audit()
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("page_bytes", "lines"), [(512, 0), (4096, 200), (512, 3000)])
-def test_minibatches_stay_within_their_memory(
-    tmp_path: Path, make: Make, page_bytes: int, lines: int
-) -> None:
+@pytest.mark.parametrize("lines", [0, 1000])
+def test_minibatches_stay_within_their_memory(tmp_path: Path, make: Make, lines: int) -> None:
     """4 bytes per page; requests and memory to plan in as the budget counts them per row."""
-    rows, size, window, planned = 40_000, 3000, 5, 3
-    table = write_raw_table(tmp_path, make_rows(rows, 128), page_bytes=page_bytes)
+    rows, size, window, planned = 10_000, 1000, 5, 3
+    table = write_raw_table(tmp_path, make_rows(rows, 128), page_bytes=512)
     cache = make(table, lines)
     rng = np.random.default_rng(lines)
-    batches = [{table.name: torch.from_numpy(rng.permutation(rows)[:size])} for _ in range(20)]
+    batches = [{table.name: torch.from_numpy(rng.permutation(rows)[:size])} for _ in range(10)]
     at_once = size * (planned * _core.PLANNED_ROW_BYTES + _core.PLANNING_ROW_BYTES)
     at_once += min(lines, size) * 16
     for _ in run(cache, batches, window, planned):
@@ -162,8 +146,7 @@ def test_minibatches_stay_within_their_memory(
     assert memory["window"] > 0
 
 
-@pytest.mark.parametrize("kind", [URING, "threads", "mmap"])
-def test_ctrl_c_ends_reading_through(tmp_path: Path, kind: str) -> None:
+def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
     pages, path = 1_000_000, tmp_path / "sparse.bin"
     with path.open("wb") as file:
         file.truncate(512 * pages)
@@ -171,7 +154,7 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path, kind: str) -> None:
 
     def read() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        engine = open_engine([path], kind, depth=1, direct=False, max_read_bytes=512, max_merge_bytes=0)
+        engine = open_engine([path], "threads", depth=1, direct=False, max_read_bytes=512, max_merge_bytes=0)
         cache = FeatureCache(engine, [table], lines={"t": 0}, heats={})  # type: ignore[list-item]
 
         def interrupt() -> None:
@@ -203,20 +186,10 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path, make: Make) -> None:
     cache.plan(1)
 
     def use() -> None:
-        for call in (
-            lambda: cache.enter(3, ids),
-            lambda: cache.plan(2),
-            lambda: cache.gather(1),
-            lambda: cache.retire(0),
-            lambda: cache.read_through(ids),
-            lambda: cache.page_words(table.name),
-            cache.audit,
-        ):
+        for call in (lambda: cache.enter(3, ids), lambda: cache.gather(1), lambda: cache.read_through(ids)):
             with pytest.raises(RuntimeError, match="before a fork"):
                 call()
         assert cache.stats()
-        assert cache.memory()
-        assert make.engine.stats()
         cache.close()
 
     ended(use)
@@ -239,19 +212,9 @@ def test_a_step_that_cannot_be_submitted_leaves_no_page_loading(tmp_path: Path, 
     assert not np.any(cache.page_words(table.name))
 
 
-def test_an_engine_for_shorter_reads_is_refused(tmp_path: Path) -> None:
-    table = write_raw_table(tmp_path, make_rows(30, 1024))
-    with (
-        open_engine(table.shard_paths, max_read_bytes=2048) as engine,
-        pytest.raises(ValueError, match=r"pages of 4096 B.*2048 B at most \(max_read_bytes\)"),
-    ):
-        FeatureCache(engine, [table], lines={table.name: 3}, heats={})
-
-
-@pytest.mark.slow
 def test_a_cache_may_be_dropped_while_reads_are_in_flight(tmp_path: Path) -> None:
     table = write_raw_table(tmp_path, make_rows(2000, 1024))
-    for _ in range(10):
+    for _ in range(2):
         engine = open_engine(table.shard_paths, depth=8, max_read_bytes=table.page_bytes)
         cache = FeatureCache(engine, [table], lines={table.name: 300}, heats={})  # type: ignore[list-item]
         cache.enter(0, {table.name: torch.arange(0, 2000, 2)})

@@ -12,23 +12,11 @@ extern "C" __global__ void reverse(u32* to, const u32* from, u32 with_barrier) {
   to[threadIdx.x] = values[63 - threadIdx.x];
 }
 
-// As on hardware, shared memory holds anything at first.
-extern "C" __global__ void read_unwritten(u32* to) {
-  __shared__ u32 value;
-  if (threadIdx.x == 0) to[blockIdx.x] = value, value = 0;
-}
-
 // Lanes of a warp are not in step, even without a branch.
 extern "C" __global__ void rotate(u32* values, u32 with_barrier) {
   const u32 next = values[(threadIdx.x + 1) % 32];
   if (with_barrier) __syncwarp();
   values[threadIdx.x] = next;
-}
-
-// Blocks wait for each other: nothing promises that more than one runs at a time.
-extern "C" __global__ void meet_across_blocks(u32* arrived) {
-  if (threadIdx.x == 0) atomicAdd(arrived, 1);
-  while (gids::local_ref<u32>(*arrived).load(gids::memory_order_acquire) < gridDim.x) __nanosleep(100);
 }
 
 extern "C" __global__ void part_at_barriers(u32* to) {

@@ -34,34 +34,6 @@ extern "C" __global__ void ask_warp(u64* to, const u32* values, u32 count) {
   }
 }
 
-// Half of each warp asks with a mask of its own, after the other half has left.
-extern "C" __global__ void ask_half_warp(u32* to) {
-  const u32 lane = threadIdx.x % 32;
-  if (lane < 16) return;
-  to[thread_index()] = __ballot_sync(0xffff0000u, lane % 2) | __ballot_sync(~0u, lane == 20);
-}
-
-// The block's sum, by shuffles in the warps and shared memory between them.
-extern "C" __global__ void sum_blocks(u64* to, const u32* values, u64 count) {
-  __shared__ u64 sums[32];
-  u64 sum = 0;
-  for (u64 i = thread_index(); i < count; i += thread_count()) sum += values[i];
-  for (u32 by = 16; by; by /= 2) sum += __shfl_down_sync(~0u, sum, by);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (u32 w = 1; w < blockDim.x / 32; ++w) sum += sums[w];
-    atomicAdd(to, sum);
-  }
-}
-
-extern "C" __global__ void count_threads(u32* votes, u32* out) {
-  const bool some = __syncthreads_or(threadIdx.x == 5), all = __syncthreads_and(threadIdx.x < 1000);
-  const u32 third = static_cast<u32>(__syncthreads_count(threadIdx.x % 3 == 0));
-  if (threadIdx.x == 0) out[blockIdx.x] = some | all << 1 | third << 2;
-  gids::local_ref<u32>(*votes).fetch_add(1, gids::memory_order_relaxed);
-}
-
 extern "C" __global__ void try_atomics(u32* words, u64* wide, int* narrow) {
   const u64 i = thread_index();
   atomicMin(&words[0], static_cast<u32>(i));

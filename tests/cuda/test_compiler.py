@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -154,26 +153,6 @@ def test_a_missing_cupy_names_the_package(monkeypatch: pytest.MonkeyPatch, sourc
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError, match=r"pip install 'cupy-cuda12x\[ctk\]'"):
         open_compiler(sources, "cupy-cuda12x")
-
-
-def test_warnings_of_cupy_are_no_errors(
-    monkeypatch: pytest.MonkeyPatch, sources: Sources, tmp_path: Path
-) -> None:
-    package = tmp_path / "cupy"
-    headers = package / "_core/include/cupy/_cccl/libcudacxx/cuda"
-    headers.mkdir(parents=True)
-    (headers / "atomic").touch()
-    (package / "__init__.py").write_text("import warnings\nwarnings.warn('an old NumPy')\n")
-    (package / "cuda").mkdir()
-    (package / "cuda" / "nvrtc.py").write_text("def getVersion(): return 13, 1\n")
-    for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert open_compiler(sources).version == (13, 1)
-    for name in ("cupy", "cupy.cuda", "cupy.cuda.nvrtc"):
-        del sys.modules[name]  # monkeypatch would put it back
 
 
 def test_the_installed_sources_are_those_of_the_repository() -> None:

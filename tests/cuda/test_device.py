@@ -46,12 +46,6 @@ def test_arguments_arrive_in_their_sizes(device: Device) -> None:
     assert to.tolist() == [0, 1, 2, (1 << 62) - 1], "-1 is 64 bits of ones, and an address may be an int"
 
 
-def test_no_blocks_launch_nothing(device: Device) -> None:
-    to = device.zeros(4, torch.int64)
-    launch(device, "write_word", 0, 32, to, 5)
-    assert to.tolist() == [0] * 4
-
-
 def test_warp_intrinsics(device: Device) -> None:
     values = [(i * 37 + 11) % 101 for i in range(128)]
     to = device.zeros((128, 7), torch.int64)
@@ -67,28 +61,6 @@ def test_warp_intrinsics(device: Device) -> None:
         assert row[4] == sum(1 << k for k, v in enumerate(warp) if v % 3 == 0)
         assert row[5] == (7 in warp) + 2 * (max(warp) < 90)
         assert row[6] == sum(1 << k for k, v in enumerate(warp) if v % 4 == warp[lane] % 4)
-
-
-def test_lanes_that_have_returned_are_not_waited_for(device: Device) -> None:
-    to = device.zeros(64, torch.int32)
-    launch(device, "ask_half_warp", 1, 64, to)
-    told = sum(1 << k for k in range(17, 32, 2)) | 1 << 20
-    assert [v & 0xFFFFFFFF for v in to.tolist()] == ([0] * 16 + [told] * 16) * 2
-
-
-@pytest.mark.parametrize("threads", [32, 256, 1024])
-def test_blocks_sum_through_shared_memory(device: Device, threads: int) -> None:
-    values = torch.arange(10_000, dtype=torch.int32, device=device.torch_device)
-    to = device.zeros(1, torch.int64)
-    launch(device, "sum_blocks", 7, threads, to, values, 10_000)
-    assert to.item() == 10_000 * 9_999 // 2
-
-
-def test_the_block_counts_its_threads(device: Device) -> None:
-    votes, out = device.zeros(1, torch.int32), device.zeros(3, torch.int32)
-    launch(device, "count_threads", 3, 96, votes, out)
-    assert votes.item() == 3 * 96
-    assert out.tolist() == [1 | 2 | 32 << 2] * 3
 
 
 def test_atomics_of_many_blocks_lose_nothing(device: Device) -> None:
@@ -112,12 +84,6 @@ def test_mapped_memory_is_seen_from_both_sides(device: Device, host_words: tuple
         pass
 
 
-def test_memory_is_mapped_once(device: Device, host_words: tuple[int, torch.Tensor]) -> None:
-    with device.map_host(host_words[0], 4096, memory=None):
-        with pytest.raises(RuntimeError, match="already mapped"):
-            device.map_host(host_words[0], 4096, memory=None)
-
-
 @pytest.mark.parametrize("wait", ["stream", "kernel"])
 def test_a_stream_waits_for_a_word_of_the_host(
     device: Device, host_words: tuple[int, torch.Tensor], wait: str
@@ -129,7 +95,7 @@ def test_a_stream_waits_for_a_word_of_the_host(
         writer = threading.Timer(0.05, lambda: words.__setitem__(0, 7))
         writer.start()
         waits = wait == "stream" and device.wait_value(stream, mapping.device_address, 6)
-        assert waits or wait == "kernel" or not getattr(device, "can_wait_value", False)
+        assert waits or wait == "kernel" or device.torch_device.type == "cuda"
         device.launch(stream, UNIT, "await_word", 1, 32, mapping.device_address, 0 if waits else 6, seen)
         stream.synchronize()
         writer.join()

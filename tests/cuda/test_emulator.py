@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from emulator import EmulatedDevice
 
 UNIT = str(Path(__file__).parent / "faulty.cu")
-SEEDS = range(20)
+SEEDS = range(4)
 
 
 def launch(device: EmulatedDevice, kernel: str, blocks: int, threads: int, *args: object) -> None:
@@ -22,54 +21,32 @@ def words(device: EmulatedDevice, count: int) -> torch.Tensor:
     return device.zeros(count, torch.int32)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_missing_barrier_gives_wrong_results(seed: int) -> None:
-    device = EmulatedDevice(seed)
-    source, to = torch.arange(64, dtype=torch.int32), words(device, 64)
-    launch(device, "reverse", 1, 64, to, source, np.uint32(1))
-    assert torch.equal(to, source.flip(0))
-    launch(device, "reverse", 1, 64, to, source, np.uint32(0))
-    assert not torch.equal(to, source.flip(0))
+def test_a_missing_barrier_gives_wrong_results() -> None:
+    for seed in SEEDS:
+        device = EmulatedDevice(seed)
+        source, to = torch.arange(64, dtype=torch.int32), words(device, 64)
+        launch(device, "reverse", 1, 64, to, source, np.uint32(1))
+        assert torch.equal(to, source.flip(0))
+        launch(device, "reverse", 1, 64, to, source, np.uint32(0))
+        assert not torch.equal(to, source.flip(0))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_lanes_do_not_run_in_lockstep(seed: int) -> None:
-    device = EmulatedDevice(seed)
-    values = torch.arange(32, dtype=torch.int32)
-    launch(device, "rotate", 1, 32, values, np.uint32(1))
-    assert values.tolist() == [*range(1, 32), 0]
-    launch(device, "rotate", 1, 32, values, np.uint32(0))
-    assert values.tolist() != [*range(2, 32), 0, 1]
-
-
-def test_shared_memory_is_not_zero_in_any_block() -> None:
-    device = EmulatedDevice()
-    to = words(device, 8)
-    launch(device, "read_unwritten", 8, 32, to)
-    assert [v & 0xFFFFFFFF for v in to.tolist()] == [0xA5A5A5A5] * 8
-
-
-def test_a_kernel_that_waits_has_at_most_one_block_per_multiprocessor() -> None:
-    device = EmulatedDevice()
-    assert device.sm_count == 2
-    launch(device, "meet_across_blocks", 2, 32, words(device, 1))
-    message = "kernel meet_across_blocks, .* waits in a launch of 3 blocks; at most 2 blocks"
-    with pytest.raises(RuntimeError, match=message):
-        launch(device, "meet_across_blocks", 3, 32, words(device, 1))
+def test_lanes_do_not_run_in_lockstep() -> None:
+    for seed in SEEDS:
+        device = EmulatedDevice(seed)
+        values = torch.arange(32, dtype=torch.int32)
+        launch(device, "rotate", 1, 32, values, np.uint32(1))
+        assert values.tolist() == [*range(1, 32), 0]
+        launch(device, "rotate", 1, 32, values, np.uint32(0))
+        assert values.tolist() != [*range(2, 32), 0, 1]
 
 
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
         ("part_at_barriers", r"block 0: thread \d+ is at a barrier, but .* \(faulty.cu:\d+\)"),
-        (
-            "leave_a_lane_out",
-            r"can go on:(.|\n)* 31 from thread 0 wait at faulty.cu:\d+ in __ballot",
-        ),
-        (
-            "ask_with_a_foreign_mask",
-            r"calls __ballot_sync with the mask 0x0000ffff, which lacks its",
-        ),
+        ("leave_a_lane_out", r"can go on:(.|\n)* 31 from thread 0 wait at faulty.cu:\d+ in __ballot"),
+        ("ask_with_a_foreign_mask", r"calls __ballot_sync with the mask 0x0000ffff, which lacks its"),
         ("give_up", r"kernel give_up, block 0: thread \d+ __trap\(\)"),
     ],
 )
@@ -81,7 +58,7 @@ def test_threads_that_do_not_meet_end_the_launch(kernel: str, message: str) -> N
 
 
 def test_an_endless_wait_is_ended() -> None:
-    device = EmulatedDevice(limit_s=0.2)
+    device = EmulatedDevice(limit_s=0.1)
     with pytest.raises(RuntimeError, match="longer than the emulator's time limit"):
         launch(device, "wait_for_ever", 2, 64, words(device, 1))
     with pytest.raises(RuntimeError, match="time limit, and never waits"):
@@ -90,7 +67,7 @@ def test_an_endless_wait_is_ended() -> None:
 
 
 @pytest.mark.parametrize("write", [0, 1])
-@pytest.mark.parametrize("nbytes", [16, 32, 4096, 10_000])
+@pytest.mark.parametrize("nbytes", [16, 10_000])
 def test_access_beyond_a_tensor_ends_the_launch(write: int, nbytes: int) -> None:
     device = EmulatedDevice()
     memory = device.empty(nbytes, torch.uint8)
@@ -103,15 +80,6 @@ def test_access_beyond_a_tensor_ends_the_launch(write: int, nbytes: int) -> None
         launch(device, "touch", 1, 32, memory, before, np.uint32(write))
 
 
-def test_a_write_into_the_slack_behind_a_tensor_is_found() -> None:
-    device = EmulatedDevice()
-    memory = device.zeros((3, 7), torch.uint8)
-    with pytest.raises(RuntimeError, match="kernel touch wrote byte 21 of a tensor of 21 bytes"):
-        launch(device, "touch", 1, 32, memory, 21, np.uint32(1))
-    launch(device, "touch", 1, 32, memory, 20, np.uint32(1))
-    assert memory.sum() == 1
-
-
 def test_undefined_behaviour_ends_the_launch() -> None:
     device = EmulatedDevice()
     to = device.zeros(4, torch.int32)
@@ -121,20 +89,3 @@ def test_undefined_behaviour_ends_the_launch() -> None:
         launch(device, "shift", 1, 32, to, np.uint32(32))
     with pytest.raises(RuntimeError, match="kernel call_deeply, block 0: thread"):
         launch(device, "call_deeply", 1, 32, to, np.uint32(10_000))
-
-
-def test_a_wait_for_a_value_that_never_comes_is_ended() -> None:
-    device = EmulatedDevice(limit_s=0.1)
-    memory = torch.zeros(1024, dtype=torch.int64)
-    address = -(-memory.data_ptr() // 4096) * 4096
-    with device.map_host(address, 4096, memory=None) as mapping:
-        word = memory[(address - memory.data_ptr()) // 8 :]
-        with pytest.raises(RuntimeError, match=r"is 0 after 0.1 s, not 3"):
-            device.wait_value(device.current_stream(), mapping.device_address, 3)
-        threading.Timer(0.02, lambda: word.__setitem__(0, 4)).start()
-        assert device.wait_value(device.current_stream(), mapping.device_address, 3)
-        with pytest.raises(RuntimeError, match="not in mapped host memory"):
-            device.wait_value(device.current_stream(), mapping.device_address + 4096, 3)
-        device.can_wait_value = False
-        assert not device.wait_value(device.current_stream(), mapping.device_address, 5)
-    assert device.mapped == {}

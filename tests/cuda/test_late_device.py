@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from emulator import EmulatedDevice
-from late_device import LateDevice, LateEvent, LateStream
+from late_device import LateDevice, LateEvent
 
 from gids.cuda.device import MadeOn, on_host
 
 UNIT = str(Path(__file__).parent / "kernels.cu")
-SEEDS = range(12)
+SEEDS = range(6)
 
 
 def write(device: EmulatedDevice, stream: object, to: torch.Tensor, value: int) -> None:
@@ -62,22 +62,6 @@ def test_released_memory_is_poisoned_and_given_out_again(late: bool) -> None:
         assert device.empty(1000, torch.uint8).data_ptr() != address, "memory belongs to its stream"
 
 
-def test_memory_that_a_stream_still_uses_is_not_given_out() -> None:
-    device = LateDevice(0, lazy=1.0, total_bytes=3000)
-    first, second = device.new_stream(), device.new_stream()
-    with device.use(first):
-        tensor = device.empty(2000, torch.uint8)
-    device.hand_over(tensor, first, second)
-    trained: list[int] = []
-    second.put(lambda: trained.append(1))
-    del tensor
-    device.memory.collect()
-    assert (device.memory.tensor_bytes, device.memory.waiting_bytes, trained) == (0, 2000, [])
-    with device.use(first):
-        device.empty(2000, torch.uint8)  # no room beside it: waits for the second stream
-    assert trained == [1]
-
-
 def test_streams_run_in_every_order_that_events_allow() -> None:
     orders = set()
     for seed in range(200):
@@ -95,32 +79,8 @@ def test_streams_run_in_every_order_that_events_allow() -> None:
     assert len(orders) == 8, "of 24, those with a and c before d"
 
 
-def test_zeros_are_written_in_the_order_of_the_stream() -> None:
-    device = LateDevice(0, lazy=1.0)
-    stream, other = device.new_stream(), device.new_stream()
-    with device.use(stream):
-        words = device.zeros(4, torch.int64)
-    other.put(partial(ctypes.memset, words.data_ptr(), 5, 8))
-    other.synchronize()
-    assert ctypes.string_at(words.data_ptr(), 16) != bytes(16), "another stream does not wait for them"
-    stream.synchronize()
-    assert words.tolist() == [0, 0, 0, 0]
-    with device.use(stream):
-        words.fill_(3)
-        assert words.tolist() == [3] * 4
-    assert isinstance(stream, LateStream)
-
-
-def read_on_the_host(device: LateDevice, words: torch.Tensor, how: str) -> object:
-    if how == "on another stream":
-        with device.use(device.new_stream()):
-            return words.cpu()
-    return getattr(words[1], how)() if how == "item" else getattr(words, how)()
-
-
-@pytest.mark.parametrize("how", ["cpu", "numpy", "tolist", "item", "clone", "on another stream"])
 @pytest.mark.parametrize("written", ["by a kernel", "by a copy", "by torch", "zeros"])
-def test_a_tensor_is_not_read_before_its_stream_was_waited_for(how: str, written: str) -> None:
+def test_a_tensor_is_not_read_before_its_stream_was_waited_for(written: str) -> None:
     device = LateDevice(0, lazy=0.0)  # the work is done at once, which is luck
     stream, other = device.new_stream(), device.new_stream()
     host = np.full(4096, 7, np.uint8)
@@ -135,10 +95,11 @@ def test_a_tensor_is_not_read_before_its_stream_was_waited_for(how: str, written
     if written == "by a copy":
         device.mapped[host.ctypes.data] = 4096
         device.copy_from_host(stream, words, host.ctypes.data)
-    with pytest.raises(
-        RuntimeError, match=r"uses a tensor, torch.int64\[4?\], that another stream may still write"
-    ):
-        read_on_the_host(device, words, how)
+    for read in (words.cpu, words.numpy, words[1].item, words.clone):
+        with pytest.raises(RuntimeError, match=r"torch.int64\[4?\], that another stream may still write"):
+            read()
+    with device.use(device.new_stream()), pytest.raises(RuntimeError, match="may still write"):
+        words.cpu()
     with pytest.raises(RuntimeError, match="write_word uses a tensor"):
         write(device, other, words, 6)
     other.wait_stream(stream)
@@ -146,9 +107,9 @@ def test_a_tensor_is_not_read_before_its_stream_was_waited_for(how: str, written
     event = other.record_event()
     other.record_event()
     with pytest.raises(RuntimeError, match="that another stream may still write"):
-        read_on_the_host(device, words, how)
+        words.tolist()
     event.synchronize()
-    read_on_the_host(device, words, how)
+    words.tolist()
     device.close()
 
 
@@ -166,20 +127,6 @@ def test_ids_reach_the_host_after_their_event_and_wait_for_nothing_else() -> Non
     assert [copies[name].tolist()[0] for name in ids] == [5, 5, 5]
     assert copies["one"] is copies["other"]
     trained.passed = True
-    device.close()
-
-
-def test_torch_works_on_no_stream_inside_its_batch() -> None:
-    device = LateDevice(0)
-    stream = device.new_stream()
-    with device.use(stream):
-        words = device.zeros(4, torch.int64)
-        with device.batch(stream):
-            device.fill(stream, words, 1)
-            with pytest.raises(RuntimeError, match="torch works on a stream before what a batch holds"):
-                words.add_(1)
-            with pytest.raises(AssertionError, match="torch works on a stream inside a batch"):
-                device.zeros(4, torch.int64)
     device.close()
 
 

@@ -1,5 +1,6 @@
-"""Every loader on a device whose streams run late: rows are those of the table, and nothing uses a tensor
-before it has waited for the work that writes it. Whatever a device refuses, no freed memory stays mapped.
+"""Loaders on a device whose streams run late, with rows that ranks share: rows are those of the table, and
+nothing uses a tensor before it has waited for the work that writes it. tests/torture has the loaders of one
+process. Whatever a device refuses, no freed memory stays mapped.
 """
 
 from __future__ import annotations
@@ -24,35 +25,31 @@ import gids
 import gids.distributed
 from gids.cuda.device import Device, Mapping
 from gids.cuda.host_memory import host_memory
-from gids.store import Table
 from gids.write import DatasetWriter
 
-NODES, EDGE_ROWS = 700, 48
-SEEDS = torch.arange(0, NODES, 7)
+NODES = 700
+CITES = ("paper", "cites", "paper")
+SEEDS = torch.arange(0, NODES, 14)
 OPTIONS: Any = {"memory": "16MB", "device_memory": "16MB", "staging": "1MiB", "window": 3}
-Rows = dict[str, torch.Tensor]
-Made = Iterator[tuple[torch.Tensor, torch.Tensor | None, Rows]]
-"""Of each minibatch: its nodes, its edges, and the rows by table."""
 
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
-    generator = torch.Generator().manual_seed(5)
-    edges = len(random_in_edges(NODES, NODES, 1)[1])
-    return {
-        "paper.feat": torch.randn(NODES, 100, generator=generator),
-        "paper.cites.paper.weight": torch.randn(edges, EDGE_ROWS, generator=generator),
-    }
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> Path:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("late") / "one.gids"
+    indptr, indices = random_in_edges(NODES, NODES, 1)
+    generator = torch.Generator().manual_seed(1)
     with DatasetWriter(made) as writer:
-        cites = ("paper", "cites", "paper")
-        writer.write_graph(cites, *random_in_edges(NODES, NODES, 1), num_src=NODES)
-        writer.write_table("node", "paper", "feat", rows["paper.feat"])
-        writer.write_table("edge", cites, "weight", rows["paper.cites.paper.weight"])
+        writer.write_graph(CITES, indptr, indices, num_src=NODES)
+        for key, dim, options in (
+            ("feat", 100, {}),
+            ("rows", 33, {"dtype": torch.int8, "scale": "row"}),
+            ("columns", 20, {"dtype": torch.int8, "scale": "column"}),
+            ("half", 7, {"dtype": torch.float16}),
+        ):
+            writer.write_table("node", "paper", key, torch.randn(NODES, dim, generator=generator), **options)
+        writer.write_table("node", "paper", "year", torch.arange(NODES))
+        writer.write_table("node", "paper", "open", torch.arange(NODES) % 3 == 0)
+        writer.write_table("edge", CITES, "weight", torch.randn(len(indices), 48, generator=generator))
         writer.write_labels("paper", torch.arange(NODES))
     return made
 
@@ -73,114 +70,32 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def sampled(loader: Any) -> Made:
-    for minibatch in loader:
-        if isinstance(loader, gids.NodeLoader):
-            assert torch.equal(minibatch.labels.cpu(), minibatch.input_nodes.cpu())
-        edges = torch.cat([block.edge_ids for block in minibatch.blocks])
-        yield minibatch.input_nodes, edges, minibatch.features
-
-
-def of_pyg(loader: Any) -> Made:
-    for data in loader:
-        assert torch.equal(data.y, data.n_id)
-        features = {"paper.feat": data.x, "paper.cites.paper.weight": data.weight}
-        yield data.n_id, data.e_id, features
-
-
-def of_nodes(source: gids.Source) -> tuple[Any, Made]:
-    loader = gids.NodeLoader(
-        source,
-        SEEDS,
-        [4, 4],
-        tables=list(source.store.tables),
-        labels="inputs",
-        batch_size=20,
-        shuffle=True,
-        device="cuda",
-        seed=0,
-    )
-    return loader, sampled(loader)
-
-
-def of_edges(source: gids.Source) -> tuple[Any, Made]:
-    loader = gids.EdgeLoader(
-        source,
-        torch.stack([SEEDS, SEEDS.flip(0)]),
-        [4, 4],
-        tables=list(source.store.tables),
-        batch_size=20,
-        exclude="self",
-        device="cuda",
-        seed=0,
-    )
-    return loader, sampled(loader)
-
-
-def of_pyg_nodes(source: gids.Source) -> tuple[Any, Made]:
-    pyg = pytest.importorskip("gids.pyg")
-    tables = {"x": "paper.feat", "weight": "paper.cites.paper.weight"}
-    loader = pyg.NeighborLoader(source, [4, 4], SEEDS, tables=tables, batch_size=20, device="cuda", seed=0)
-    return loader, of_pyg(loader)
-
-
-def check(device: LateDevice, source: gids.Source, make: Any, rows: Rows) -> int:
-    """Compare the rows of two epochs with the tables, beside a late stream of training."""
-    training, count = device.new_stream(), 0
-    with source:
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_rows_of_ranks_are_those_of_a_loader_on_the_cpu(
+    late: LateDevice, path: Path, one_rank: None, dtype: torch.dtype | None
+) -> None:
+    """Bit for bit, of two epochs, beside a late stream of training. Their kinds are decoded on the device."""
+    options: Any = {"batch_size": 20, "shuffle": True, "dtype": dtype, "labels": "inputs", "seed": 0}
+    training = late.new_stream()
+    with (
+        gids.open(path, **tuned(OPTIONS | {"reads": "random"})) as source,
+        gids.distributed.open(path, **tuned(OPTIONS)) as shared,
+        gids.NodeLoader(source, SEEDS, [4, 4], tables=list(source.store.tables), **options) as loader,
+        gids.NodeLoader(
+            shared, SEEDS, [4, 4], tables=list(source.store.tables), device="cuda", **options
+        ) as late_loader,
+    ):
         for _ in range(2):
-            loader, minibatches = make(source)
-            with device.use(training):
-                for nodes, edges, features in minibatches:
+            expected = list(loader)
+            with late.use(training):
+                for a, b in zip(expected, late_loader, strict=True):
                     training.put(lambda: None)
-                    for name, found in features.items():
-                        ids = nodes if name == "paper.feat" else edges
-                        assert torch.equal(found.cpu(), rows[name][ids.cpu()]), name
-                    count += 1
-                    del found, features
-            loader.close()
-    return count
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("make", [of_nodes, of_edges, of_pyg_nodes], ids=lambda make: make.__name__)
-def test_minibatches_of_ranks_that_share_rows_are_waited_for(
-    late: LateDevice, path: Path, rows: Rows, one_rank: None, make: Any
-) -> None:
-    assert check(late, gids.distributed.open(path, **tuned(OPTIONS)), make, rows) >= 10
-
-
-def test_rows_of_ranks_are_decoded_on_the_device(
-    late: LateDevice, tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a loader on the CPU returns them, bit for bit. Their bytes never visit the host."""
-    path, generator = tmp_path / "kinds.gids", torch.Generator().manual_seed(1)
-    with DatasetWriter(path) as writer:
-        cites = ("paper", "cites", "paper")
-        writer.write_graph(cites, *random_in_edges(NODES, NODES, 1), num_src=NODES)
-        for name, dim, options in (
-            ("feat", 100, {}),
-            ("rows", 33, {"dtype": torch.int8, "scale": "row"}),
-            ("columns", 20, {"dtype": torch.int8, "scale": "column"}),
-            ("half", 7, {"dtype": torch.float16}),
-        ):
-            writer.write_table("node", "paper", name, torch.randn(NODES, dim, generator=generator), **options)
-        writer.write_table("node", "paper", "year", torch.arange(NODES))
-        writer.write_table("node", "paper", "open", torch.arange(NODES) % 3 == 0)
-    for dtype in (None, torch.bfloat16):
-        options: Any = {"batch_size": 20, "shuffle": True, "dtype": dtype}
-        with gids.open(path, **tuned(OPTIONS | {"reads": "random"})) as source:
-            expected = list(gids.NodeLoader(source, SEEDS, [3, 3], **{"seed": 0} | options))
-        with monkeypatch.context() as patch, gids.distributed.open(path, **tuned(OPTIONS)) as source:
-            patch.setattr(Table, "decode", None)
-            late.launches.clear()
-            loader = gids.NodeLoader(source, SEEDS, [3, 3], device="cuda", **{"seed": 0} | options)
-            for a, b in zip(expected, loader, strict=True):
-                assert torch.equal(a.input_nodes, b.input_nodes.cpu())
-                for name, rows in a.features.items():
-                    assert rows.dtype == b.features[name].dtype
-                    assert same_bits(rows, b.features[name].cpu()), name
-            assert late.launches.count("gids_order_rows") == 6 * len(expected)
+                    assert torch.equal(a.input_nodes, b.input_nodes.cpu())
+                    assert torch.equal(a.labels, b.labels.cpu())
+                    for name, rows in a.features.items():
+                        assert rows.dtype == b.features[name].dtype
+                        assert same_bits(rows, b.features[name].cpu()), name
+    assert "gids_order_rows" in late.launches
 
 
 # --- refusals ---
@@ -215,22 +130,20 @@ class Refusing(EmulatedDevice):
         return super().map_host(*args, **options)
 
 
-@pytest.mark.parametrize("reads", ["random", "pack"])
-def test_no_freed_memory_stays_mapped_after_a_refusal(
-    path: Path, cuda_is: Callable[[Device], None], reads: Any
-) -> None:
+def test_no_freed_memory_stays_mapped_after_a_refusal(path: Path, cuda_is: Callable[[Device], None]) -> None:
     limits: Any = {"memory": "16MB", "device_memory": "16MB", "staging": 1 << 18, "window": 0, "planned": 1}
     devices: list[Refusing] = []
     while not devices or devices[-1].requests >= devices[-1].refused:
         devices.append(Refusing(len(devices) + 1))
         cuda_is(devices[-1])
-        with gids.open(path, reads=reads, **tuned(limits)) as source:
+        with gids.open(path, reads="random", **tuned(limits)) as source:
             with (
                 suppress(RuntimeError),
                 gids.NodeLoader(
                     source,
                     torch.arange(30),
                     [2],
+                    tables=["paper.feat"],
                     batch_size=30,
                     device="cuda",
                     topology_on="host",

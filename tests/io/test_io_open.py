@@ -20,17 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 from children import ended
-from engines import URING
 
 import gids.io
-from gids import _core
 
 PAGE = 4096
 ROOT = Path(__file__).parents[2]
-
-
-def python(script: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, arguments)]
 
 
 def threads() -> dict[int, str]:
@@ -42,12 +36,6 @@ def threads() -> dict[int, str]:
     return names
 
 
-def threads_since() -> Callable[[str], int]:
-    """count(name): the threads of this name that started since."""
-    before = threads().keys()
-    return lambda name: sum(each == name for id, each in threads().items() if id not in before)
-
-
 def wait_until(found: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not found():
@@ -55,31 +43,59 @@ def wait_until(found: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def descriptors_of(files: list[Path]) -> list[int]:
-    names = {str(path) for path in files}
-    links = {
-        int(link.name): os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
-    }
-    return [fd for fd, target in links.items() if target in names]
+@pytest.mark.parametrize(
+    ("path", "kind", "options", "error", "text"),
+    [
+        ("absent.bin", "auto", {}, FileNotFoundError, r"cannot open .*absent\.bin for reading"),
+        (".", "threads", {}, OSError, "neither a regular file nor a block device"),
+        ("file", "libaio", {}, ValueError, r"one of auto, uring, threads, mmap \(got 'libaio'\)"),
+        ("file", "threads", {"depth": 0}, ValueError, "depth must be .* to .*got"),
+        ("file", "threads", {"depth": 1 << 20}, ValueError, "depth must be .* to .*got"),
+        ("file", "threads", {"threads": 5000}, ValueError, "threads must be .* to .*got"),
+        ("file", "mmap", {"max_read_bytes": 0}, ValueError, "max_read_bytes must be .* to .*got"),
+        ("file", "mmap", {"max_merge_bytes": 1 << 31}, ValueError, "max_merge_bytes must be .* to .*got"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused(
+    tmp_path: Path, path: str, kind: str, options: dict[str, int], error: type[Exception], text: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(error, match=text):
+        gids.io.open_engine([tmp_path / path], kind, **options)
 
 
-@pytest.mark.parametrize("kind", ["auto", URING, "threads", "mmap"])
-def test_a_missing_file_is_named(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"cannot open .*absent\.bin for reading"):
-        gids.io.open_engine([tmp_path / "absent.bin"], kind)
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"files": np.array([4], np.uint32)}, ValueError, "file 4 of 4"),
+        ({"offsets": np.array([-1])}, ValueError, r"offsets\[0\] is negative: -1"),
+        ({"nbytes": 2 * PAGE, "out": np.empty((1, 2 * PAGE), np.uint8)}, ValueError, "max_read_bytes"),
+        ({"offsets": np.zeros(2, np.int64)}, ValueError, "differ in length: 1, 2, 1, 1"),
+        ({"out": np.empty((1, 100), np.uint8)}, ValueError, r"must have shape \[n, 4096\]"),
+        ({"offsets": np.zeros(1, np.int32)}, TypeError, "incompatible function"),
+        (
+            {"out": np.frombuffer(bytes(PAGE), np.uint8).reshape(1, PAGE)},
+            TypeError,
+            "incompatible function arguments",
+        ),  # not writable
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_bad_reads_are_refused_before_any_is_issued(
+    shards: list[Path], changed: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    read = {"files": np.zeros(1, np.uint32), "offsets": np.zeros(1, np.int64), "nbytes": PAGE}
+    with gids.io.open_engine(shards, max_read_bytes=PAGE) as engine:
+        with pytest.raises(error, match=text):
+            engine.read(*({**read, "out": np.empty((1, PAGE), np.uint8)} | changed).values())
+        assert engine.stats()["reads"] == 0
 
 
-def test_a_directory_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(OSError, match="neither a regular file nor a block device"):
-        gids.io.open_engine([tmp_path], kind)
-
-
-@pytest.mark.parametrize("kind", ["auto", "uring", "threads"])
-def test_the_error_for_a_file_system_without_direct_io_says_what_to_do(kind: str) -> None:
+def test_the_error_for_a_file_system_without_direct_io_says_what_to_do() -> None:
     with pytest.raises(
         OSError, match=r"/proc/version: the proc file system refuses .*direct=False.*ext4"
     ) as caught:
-        gids.io.open_engine(["/proc/version"], kind)
+        gids.io.open_engine(["/proc/version"])
     assert caught.value.errno == errno.EINVAL
     with gids.io.open_engine(["/proc/version"], "threads", direct=False) as engine:
         out = np.empty((1, 5), np.uint8)
@@ -102,52 +118,6 @@ def test_a_low_limit_of_open_files_is_raised_or_named(shards: list[Path]) -> Non
     ended(partial(use, False))
 
 
-def test_an_unknown_kind_lists_the_known_ones(shards: list[Path]) -> None:
-    with pytest.raises(
-        ValueError, match=r"engine must be one of auto, uring, threads, mmap \(got 'libaio'\)"
-    ):
-        gids.io.open_engine(shards, "libaio")
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"depth": 0},
-        {"depth": 1 << 20},
-        {"threads": 5000},
-        {"max_read_bytes": 0},
-        {"max_merge_bytes": 1 << 31},
-    ],
-    ids=lambda option: next(iter(option)),
-)
-def test_numbers_out_of_range_are_refused(shards: list[Path], kind: str, option: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(option))} must be .* to .*got"):
-        gids.io.open_engine(shards, kind, **option)
-
-
-def test_bad_reads_are_refused_before_any_is_issued(shards: list[Path], kind: str) -> None:
-    with gids.io.open_engine(shards, kind, max_read_bytes=PAGE) as engine:
-        good = np.zeros(1, np.uint32), np.zeros(1, np.int64)
-        out = np.empty((1, PAGE), np.uint8)
-        with pytest.raises(ValueError, match="file 4 of 4"):
-            engine.read(np.array([4], np.uint32), good[1], PAGE, out)
-        with pytest.raises(ValueError, match=r"offsets\[0\] is negative: -1"):
-            engine.read(good[0], np.array([-1]), PAGE, out)
-        with pytest.raises(ValueError, match=r"max_read_bytes"):
-            engine.read(*good, 2 * PAGE, np.empty((1, 2 * PAGE), np.uint8))
-        with pytest.raises(ValueError, match="differ in length: 1, 2, 1, 1"):
-            engine.read(good[0], np.zeros(2, np.int64), PAGE, out)
-        with pytest.raises(ValueError, match=r"must have shape \[n, 4096\]"):
-            engine.read(*good, PAGE, out[:, :100])
-        with pytest.raises(TypeError):  # int32 offsets are not silently converted
-            engine.read(good[0], np.zeros(1, np.int32), PAGE, out)  # type: ignore[arg-type]
-        frozen = out.copy()
-        frozen.flags.writeable = False
-        with pytest.raises(TypeError):
-            engine.read(*good, PAGE, frozen)
-        assert engine.stats()["reads"] == 0
-
-
 def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind: str) -> None:
     gc.collect()  # from earlier tests
     before, descriptors = threads().keys(), len(os.listdir("/proc/self/fd"))
@@ -164,34 +134,6 @@ def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind
     del dropped
     wait_until(lambda: threads().keys() <= before)
     assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-@pytest.mark.parametrize("depth", [3, 50])
-def test_the_threads_engine_has_a_reader_per_request_in_flight(shards: list[Path], depth: int) -> None:
-    count = threads_since()
-    with gids.io.open_engine(shards, "threads", depth=depth, direct=False) as engine:
-        assert engine.depth == count("gids-threads") == depth
-
-
-def cpu_time_ns(thread: int) -> int:
-    return time.clock_gettime_ns(~thread << 3 | 6)  # the clock that pthread_getcpuclockid() gives
-
-
-def test_descriptors_are_close_on_exec_and_an_idle_engine_uses_no_cpu(shards: list[Path], kind: str) -> None:
-    before = threads().keys()
-    with gids.io.open_engine(shards, kind):
-        opened = descriptors_of(shards)
-        assert len(opened) == len(shards)
-        assert not any(os.get_inheritable(fd) for fd in opened)
-        started = threads().keys() - before
-        assert started
-
-        def idle() -> bool:
-            used = [cpu_time_ns(thread) for thread in started]
-            time.sleep(0.1)
-            return used == [cpu_time_ns(thread) for thread in started]
-
-        wait_until(idle)  # after they have begun to wait
 
 
 def test_an_engine_names_itself_and_what_it_found(shards: list[Path], kind: str) -> None:
@@ -215,22 +157,6 @@ def test_probe_agrees_with_the_engine(shards: list[Path]) -> None:
     assert "refuses direct I/O" in refused["direct_note"]
 
 
-def test_a_path_may_have_any_bytes(shards: list[Path], tmp_path: Path, kind: str) -> None:
-    folder = tmp_path / os.fsdecode(b"\xff")
-    folder.mkdir()
-    file = folder / "shard.bin"
-    shutil.copy(shards[0], file)
-    assert gids.io.probe(file) == gids.io.probe(shards[0])
-    with gids.io.open_engine([file], kind) as engine:
-        out = np.empty((1, PAGE), np.uint8)
-        assert not engine.read(np.zeros(1, np.uint32), np.zeros(1, np.int64), PAGE, out).any()
-    assert out.tobytes() == file.read_bytes()[:PAGE]
-    file.unlink()
-    with pytest.raises(FileNotFoundError) as caught:
-        gids.io.open_engine([file], kind)
-    assert str(file) in str(caught.value)
-
-
 def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path], tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -250,7 +176,7 @@ def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path
             print(error)
         print(gids.io.probe(sys.argv[1]))
     """
-    command = [str(deny), *python(script, *shards)]
+    command = [str(deny), sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, shards)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode == 126:
         pytest.skip("this system does not let a process filter its own system calls")
@@ -266,8 +192,8 @@ def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path
     assert done.stderr.count("gids WARNING I/O engine threads") == 1
 
 
-def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[Path], kind: str) -> None:
-    engine = gids.io.open_engine(shards, kind)
+def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[Path]) -> None:
+    engine = gids.io.open_engine(shards)
 
     def read() -> list[int]:
         out = np.empty((1, PAGE), np.uint8)
@@ -286,16 +212,10 @@ def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[P
     engine.close()
 
 
-@pytest.mark.parametrize("what", ["uring", "threads", "workers"])
-def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list[Path], what: str) -> None:
-    if what == "uring" and _core.why_no_uring():
-        pytest.skip("no io_uring")
+def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list[Path]) -> None:
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:
         pytest.skip("descriptors would be wanting before memory for threads")
-    start: Callable[[], object] = partial(_core.Workers.create, 500)
-    if what != "workers":
-        options: dict[str, Any] = {"depth": 500, "threads": 500, "direct": False, "max_read_bytes": PAGE}
-        start = partial(gids.io.open_engine, shards, what, **options)
+    options: dict[str, Any] = {"depth": 500, "threads": 500, "direct": False, "max_read_bytes": PAGE}
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
     def run_out_of_memory() -> None:
@@ -304,7 +224,7 @@ def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list
         before = len(threads())
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (200 << 20), -1))  # a stack takes 2 MiB or more
         with pytest.raises(OSError, match=r"cannot start the thread gids-.*ask for fewer threads"):
-            start()
+            gids.io.open_engine(shards, "threads", **options)
         resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
         wait_until(lambda: len(threads()) == before)  # a joined thread leaves /proc a moment later
         with gids.io.open_engine(shards, "threads", direct=False) as engine:
@@ -318,3 +238,12 @@ def test_dropping_the_page_cache_of_a_directory_keeps_the_data(tmp_path: Path) -
     (tmp_path / "sub" / "a.bin").write_bytes(b"kept" * 5000)
     gids.io.drop_page_cache(tmp_path)
     assert (tmp_path / "sub" / "a.bin").read_bytes() == b"kept" * 5000
+
+
+def test_a_path_may_have_any_bytes(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.bin")
+    path.write_bytes(b"x" * 100)
+    with gids.io.open_engine([path], direct=False) as engine:
+        out = np.empty((1, 5), np.uint8)
+        assert engine.read(np.zeros(1, np.uint32), np.zeros(1, np.int64), 5, out).tolist() == [0]
+    assert gids.io.probe(path)["alignment"] >= 1

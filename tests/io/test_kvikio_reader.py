@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -83,7 +84,6 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> FakeKvikio:
     made = FakeKvikio()
     monkeypatch.setitem(sys.modules, "kvikio", made)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", made.defaults)
-    monkeypatch.setattr(kvikio_reader, "_logged", set())
     monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda *_, **__: "")
     return made
 
@@ -105,6 +105,10 @@ def test_runs_are_read_by_kvikio_in_its_own_mode(
         reader.read(files, offsets, lengths, out, out_offsets)
         expected = [contents[f][o : o + n] for f, o, n in zip(files, offsets, lengths, strict=True)]
         assert np.array_equal(out.numpy(), np.concatenate(expected))
+    end, one = np.array([len(contents[0]) - 60]), np.zeros(1, np.int64)
+    with pytest.raises(StorageError, match=r"cannot read 100 bytes: .*read 60") as caught:
+        reader.read(one.astype(np.uint32), end, one + 100, out, one)
+    assert (caught.value.filename, caught.value.offset) == (str(shards[0]), end[0])
     reader.close()
     reader.close()
     assert kvikio.closed == 2
@@ -112,8 +116,9 @@ def test_runs_are_read_by_kvikio_in_its_own_mode(
         reader.read(files, offsets, lengths, out, out_offsets)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("error", [RuntimeError("a.cc:1\nno context"), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    ("at_once", "error"), [(True, RuntimeError("a.cc:1\nno context")), (False, MemoryError())], ids=repr
+)
 def test_whatever_kvikio_raises_is_a_storage_error_once_no_read_runs_any_more(
     kvikio: FakeKvikio, shards: list[Path], at_once: bool, error: Exception
 ) -> None:
@@ -131,39 +136,16 @@ def test_whatever_kvikio_raises_is_a_storage_error_once_no_read_runs_any_more(
     assert kvikio.closed == 1
 
 
-def test_a_short_read_names_file_and_offset(kvikio: FakeKvikio, tmp_path: Path) -> None:
-    (tmp_path / "cut.bin").write_bytes(bytes(100_000))
-    reader = KvikioReader(EmulatedDevice(), [tmp_path / "cut.bin"], gds=True)
-    out, one = torch.zeros(200_000, dtype=torch.uint8), np.zeros(1, np.int64)
-    with pytest.raises(StorageError, match=r"cannot read 60000 bytes: .*read 50000") as caught:
-        reader.read(one.astype(np.uint32), one + 50_000, one + 60_000, out, one)
-    assert (caught.value.filename, caught.value.offset) == (str(tmp_path / "cut.bin"), 50_000)
-    reader.close()
-
-
-@pytest.mark.parametrize(
-    ("obstacle", "why"),
-    [
-        ("kvikio is not installed", "kvikio is not installed"),
-        ("", "kvikio cannot open it (no GDS on this file system)"),
-    ],
-)
 def test_without_gds_there_is_no_reader_and_the_log_says_why_once(
-    kvikio: FakeKvikio,
-    shards: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    obstacle: str,
-    why: str,
+    kvikio: FakeKvikio, shards: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "gids")
-    monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda *_, **__: obstacle)
     kvikio.fails_at = 0
     for _ in range(2):
         assert open_kvikio_reader(EmulatedDevice(), shards) is None
     [said] = [record.getMessage() for record in caplog.records]
     assert said.startswith("hot pages are read through host memory: ")
-    assert why in said
+    assert "kvikio cannot open it (no GDS on this file system)" in said
 
 
 @pytest.mark.gpu
@@ -185,96 +167,71 @@ def test_kvikio_reads_the_bytes_of_the_file_into_a_device(device: Device, shards
 
 @pytest.fixture
 def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The __init__.py of a package kvikio, empty, for children. Forgets earlier probes."""
+    """The __init__.py of a package kvikio, empty, for children, which cuFile is told to try."""
     package = tmp_path / "packages" / "kvikio"
     package.mkdir(parents=True)
+    init = package / "__init__.py"
+    init.touch()
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.syspath_prepend(package.parent)
     monkeypatch.delenv("KVIKIO_COMPAT_MODE", raising=False)
-    monkeypatch.setattr(kvikio_reader, "_faults", {})
-    monkeypatch.setattr(kvikio_reader.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(kvikio_reader, "_NVIDIA_FS", package)
-    return package / "__init__.py"
+    monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", "true")
+    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / "none"))
+    return init
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "file.bin"
-    path.write_bytes(b"contents")
+    path.write_bytes(os.urandom(2 << 20))
     return path
 
 
-def test_a_hanging_kvikio_is_killed_after_the_timeout(fake_kvikio: Path, file: Path) -> None:
-    fake_kvikio.write_text("import time\ntime.sleep(3600)\n")
-    fault = why_no_gds(file, timeout_s=0.5)
-    assert fault == "GPUDirect Storage does not work: no answer within 0.5 s"
-    fake_kvikio.write_text("import sys\nprint('\"\"', flush=True)\nsys.exit()\n")
-    assert why_no_gds(file) == fault, "tried once per process"
+def probe(file: Path, **options: Any) -> str:
+    """A try, of a device that was not tried before."""
+    return why_no_gds(file, next(INDICES), **options)
+
+
+INDICES = itertools.count(1000)
+ANSWERS = """
+import json, os, sys
+assert os.environ["KVIKIO_COMPAT_MODE"] == "OFF"
+assert os.environ["CUFILE_ALLOW_COMPAT_MODE"] == "false", "cuFile may go through host memory"
+print("noise")
+print(json.dumps({says!r}), flush=True)
+sys.exit()
+"""
 
 
 @pytest.mark.parametrize(
-    ("said", "environment", "expected"),
+    ("source", "settings", "expected"),
     [
-        ("", "AUTO", ""),
-        ("cuFile error", "", "GPUDirect Storage does not work: cuFile error"),
-        (None, "true", "KVIKIO_COMPAT_MODE=true forbids GPUDirect Storage"),
+        (ANSWERS.format(says=""), {}, ""),
+        (ANSWERS.format(says="cuFile error"), {}, "GPUDirect Storage does not work: cuFile error"),
+        ("import a_missing_library", {}, "does not work: ModuleNotFoundError: No module named 'a_missing"),
+        ("import time\ntime.sleep(3600)", {}, "GPUDirect Storage does not work: no answer within 0.2 s"),
+        ("", {"KVIKIO_COMPAT_MODE": "on"}, "KVIKIO_COMPAT_MODE=on forbids GPUDirect Storage"),
+        ("", {"CUFILE_USE_PCIP2PDMA": "0"}, "GPUDirect Storage needs nvidia-fs (not loaded)"),
     ],
+    ids=["answers", "refuses", "fails", "hangs", "forbidden", "no way to the device"],
 )
-def test_faults_are_told_in_words(
+def test_the_probe_tells_in_words_what_is_missing(
     fake_kvikio: Path,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
-    said: str | None,
-    environment: str,
+    source: str,
+    settings: dict[str, str],
     expected: str,
 ) -> None:
-    monkeypatch.setenv("KVIKIO_COMPAT_MODE", environment)
-    fake_kvikio.write_text(
-        "import json, os, sys\n"
-        "assert os.environ['KVIKIO_COMPAT_MODE'] == 'OFF'\n"
-        "assert os.environ['CUFILE_ALLOW_COMPAT_MODE'] == 'false', 'cuFile may go through host memory'\n"
-        f"print('noise')\nprint(json.dumps({said!r}), flush=True)\nsys.exit()\n"
-    )
-    assert why_no_gds(file) == expected
-
-
-@pytest.mark.parametrize(
-    ("json", "variable", "tried"),
-    [
-        ('{"properties": {"use_pci_p2pdma": false}, "block": {"nvme": {}}}', "", False),
-        ('{"properties": {\n  // "use_pci_p2pdma": true,\n  "use_poll_mode": true}}', "0", False),
-        ('{"block": {"nvme": {"use_pci_p2pdma" : true}}}', "", True),
-        (None, "true", True),
-    ],
-)
-def test_without_nvidia_fs_gds_is_tried_only_if_cufile_is_told_to_use_p2pdma(
-    fake_kvikio: Path,
-    file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    json: str | None,
-    variable: str,
-    tried: bool,
-) -> None:
-    """A try may hang, and took ten seconds on a machine that has neither."""
-    monkeypatch.setattr(kvikio_reader, "_NVIDIA_FS", tmp_path / "none")
-    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / "cufile.json"))
-    monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", variable)
-    if json is not None:
-        (tmp_path / "cufile.json").write_text(json)
-    fake_kvikio.write_text("import sys\nprint('\"tried\"', flush=True)\nsys.exit()\n")
-    expected = "does not work: tried" if tried else "needs nvidia-fs (not loaded) or use_pci_p2pdma"
-    assert why_no_gds(file).startswith(f"GPUDirect Storage {expected}")
-
-
-def test_a_crash_of_kvikio_and_a_missing_kvikio_or_file_are_reported(
-    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert "No such file" in why_no_gds(tmp_path / "none")
-    fake_kvikio.write_text("import a_library_that_is_not_there\n")
-    assert "No module named 'a_library_that_is_not_there'" in why_no_gds(file)
-    monkeypatch.setattr(kvikio_reader, "_faults", {})
-    monkeypatch.setattr(kvikio_reader.importlib.util, "find_spec", lambda name: None)
-    assert why_no_gds(file) == "kvikio is not installed"
+    """It begins no try that cannot work: one may hang, and took ten seconds on a machine without GDS."""
+    if "not loaded" in expected and Path("/proc/driver/nvidia-fs/version").exists():
+        pytest.skip("nvidia-fs is loaded")
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    fake_kvikio.write_text(source)
+    found = probe(file, timeout_s=0.2 if "sleep" in source else 30)
+    assert expected in found
+    assert bool(expected) == bool(found)
 
 
 DRIVER_OF_HOST_MEMORY = """
@@ -290,7 +247,6 @@ int cuMemsetD8_v2(void* memory, unsigned char value, size_t n) { memset(memory, 
 int cuMemcpyHtoD_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
 int cuMemcpyDtoH_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
 """
-
 KVIKIO_THAT_READS = """
 import ctypes
 __version__ = "1"
@@ -311,43 +267,21 @@ class CuFile:
 """
 
 
-@pytest.fixture
-def host_driver(fake_kvikio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A libcuda for children, whose device memory is host memory."""
+def test_kvikio_is_used_only_if_it_reads_what_the_file_has(
+    fake_kvikio: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a libcuda whose device memory is host memory."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    (tmp_path / "driver").mkdir()
-    (tmp_path / "driver" / "stub.c").write_text(DRIVER_OF_HOST_MEMORY)
-    command = ["cc", "-shared", "-fPIC", "stub.c", "-o", "libcuda.so.1"]
-    subprocess.run(command, check=True, cwd=tmp_path / "driver")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "driver"))
-
-
-@pytest.mark.parametrize(
-    ("does", "works"),
-    [
-        ("ctypes.memmove(address, self.file.read(nbytes), nbytes)", True),
-        ("ctypes.memset(address, 0, nbytes)", False),
-        ("pass", False),
-        ("ctypes.memmove(address, self.file.read(nbytes - 1), nbytes - 1)", False),
-    ],
-    ids=["reads", "zeros", "nothing", "all but a byte"],
-)
-def test_kvikio_is_used_only_if_it_reads_what_the_file_has(
-    fake_kvikio: Path, host_driver: None, file: Path, does: str, works: bool
-) -> None:
-    fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
-    file.write_bytes(os.urandom(2 << 20))
-    assert why_no_gds(file) == "" if works else "it read wrong bytes" in why_no_gds(file)
-
-
-@pytest.mark.parametrize("contents", [bytes(5000), b"7" * 5000])
-def test_a_file_of_one_value_does_not_show_that_kvikio_reads(
-    fake_kvikio: Path, host_driver: None, file: Path, contents: bytes
-) -> None:
-    file.write_bytes(contents)
-    fake_kvikio.write_text(
-        KVIKIO_THAT_READS.replace("{does}", f"ctypes.memset(address, {contents[0]}, nbytes)")
-    )
-    assert "all bytes of the file are equal" in why_no_gds(file)
-    assert file.read_bytes() == contents
+    (tmp_path / "stub.c").write_text(DRIVER_OF_HOST_MEMORY)
+    subprocess.run(["cc", "-shared", "-fPIC", "stub.c", "-o", "libcuda.so.1"], check=True, cwd=tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    for does, wrong in (
+        ("ctypes.memmove(address, self.file.read(nbytes), nbytes)", ""),
+        ("ctypes.memset(address, 0, nbytes)", "it read wrong bytes"),
+        ("ctypes.memmove(address, self.file.read(nbytes - 1), nbytes - 1)", "it read wrong bytes"),
+    ):
+        fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
+        assert probe(file).endswith(wrong) if wrong else probe(file) == ""
+    file.write_bytes(bytes(5000))
+    assert "all bytes of the file are equal" in probe(file)
