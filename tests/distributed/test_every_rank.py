@@ -14,9 +14,15 @@ for _folder in ("graphbolt", "torture"):
 
 import torture_run  # noqa: E402
 from torture_data import TortureData  # noqa: E402
+from torture_loaders import KINDS  # noqa: E402
+from torture_scenario import draw  # noqa: E402
 
-USUAL = [4, 9, 33]
-MORE = [0, 7, 12, 30, 9738]
+USUAL = range(36)
+MORE = range(36, 80)
+try:
+    import gids.dgl as DGL
+except ImportError:
+    DGL = None
 
 
 @pytest.fixture(scope="module")
@@ -27,4 +33,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Tortur
 
 @pytest.mark.parametrize("number", [*USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
 def test_a_run_that_is_drawn(data: dict[bool, TortureData], ranks: RankPool, number: int) -> None:
+    if not DGL and draw(number, ranks=True).load.kind.startswith(("DGL", "GraphBolt")):
+        pytest.skip("there is no DGL")
     assert torture_run.torture_ranks(number, data, ranks)
+
+
+def test_the_runs_above_share_in_every_way() -> None:
+    drawn = [draw(number, ranks=True) for number in USUAL]
+    assert {run.load.kind for run in drawn} == set(KINDS)
+    assert {run.share for run in drawn} == {"seeds", "rows", "parts", "replicas"}
+    for kind in ("NodeLoader", "EdgeLoader", "PyG", "PyG links"):
+        assert {"rows", "parts"} <= {run.share for run in drawn if run.load.kind == kind}
+    assert any(run.cooperative and run.share == "parts" for run in drawn)
