@@ -148,12 +148,6 @@ def with_a_random_edge_more(graph, seeds):
     return dgl.add_edges(subgraph, torch.arange(9), torch.arange(9).flip(0))
 
 
-def beyond_the_graph(graph, seeds):
-    subgraph = neighborhood(graph, seeds)
-    subgraph.ndata[dgl.NID] += 300
-    return subgraph
-
-
 def of_another_relation(graph, seeds):
     subgraph = neighborhood(graph, seeds)
     other = dgl.heterograph({("_N", "near", "_N"): subgraph.edges()}, {"_N": subgraph.num_nodes()})
@@ -165,20 +159,14 @@ def reversed_with_ids(graph, seeds):
     return dgl.reverse(neighborhood(graph, seeds), copy_edata=True)
 
 
-def twice_batched(graph, seeds):
-    return dgl.batch([neighborhood(graph, part) for part in seeds.split(5)])
-
-
 @pytest.mark.parametrize(
     ("sample", "wrong"),
     [
         (neighborhood, ()),
         (reversed_with_ids, ()),
-        (twice_batched, ()),
         (shadow_of_a_shadow, ("feat", "weight")),
         (blocks_of_a_subgraph, ("feat", "weight")),
         (with_a_random_edge_more, ("feat", "weight")),
-        (beyond_the_graph, ("feat", "weight")),
         (of_another_relation, ("feat",)),
         (blocks_of_a_frontier, ("weight",)),
     ],

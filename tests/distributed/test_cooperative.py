@@ -158,5 +158,3 @@ def test_rows_that_differ_in_an_exchange_are_an_error_at_once(cited: Path, ranks
     mine = "ValueError: exchange(0, h): h has"
     for rank, error in enumerate(rows):
         assert error.startswith(mine if rank == 1 else f"RankError: rank 1 failed with {mine}")
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -251,25 +250,6 @@ def test_a_forked_child_is_no_rank_and_ends(whole: Path, ranks: RankPool) -> Non
     assert ranks.run(2, fork_in_an_epoch, whole) == [(0, 15)] * 2
 
 
-def go_on(dataset: Path) -> list[tuple[int, int]]:
-    """Epoch and step of each minibatch of two loaders that all ranks use alike, resumed in between."""
-    seen = []
-    with opened(dataset) as source:
-        train, valid = (gids.NodeLoader(source, **ARGUMENTS | {"seed": seed}) for seed in (1, 2))
-        for loader in (train, valid, train):
-            seen += [(m.epoch, m.step) for m in itertools.islice(loader, 3 if loader is train else None)]
-        train.load_state_dict(train.state_dict())
-        seen += [(m.epoch, m.step) for m in train]
-    return seen
-
-
-def test_ranks_that_agree_go_on(whole: Path, ranks: RankPool) -> None:
-    count = -(-len(SEEDS) // 30)
-    expected = [(0, s) for s in range(3)] + [(0, s) for s in range(count)] + [(1, s) for s in range(3)]
-    expected += [(1, s) for s in range(3, count)]
-    assert ranks.run(3, go_on, whole) == [expected] * 3
-
-
 DTYPES = (torch.int64, torch.uint8, torch.float32)
 
 
@@ -283,7 +263,7 @@ def exchange_kinds(counts: list[int]) -> None:
         for count in counts:
             dtypes = [DTYPES[kind % 3] for kind in range(count)]
             tensors = [[sent(group.rank, to, kind) for to in range(group.size)] for kind in range(count)]
-            came = group.exchange(lambda tensors=tensors: tensors, dtypes, f"exchange {count}")
+            came = group.exchange(lambda tensors=tensors: tensors, dtypes, f"exchange {count} {count * '-'}")
             assert [len(by_rank) for by_rank in came] == [group.size] * count
             for kind, by_rank in enumerate(came):
                 for rank, tensor in enumerate(by_rank):
@@ -292,28 +272,3 @@ def exchange_kinds(counts: list[int]) -> None:
 
 def test_any_number_of_tensors_is_exchanged(ranks: RankPool) -> None:
     ranks.run(3, exchange_kinds, [0, 1, 64, 65, 200])
-
-
-def exchange_differently(failing: bool) -> tuple[str, list[Any]]:
-    """Rank 1 exchanges more kinds than the others; perhaps it fails. The error, and what comes after it."""
-
-    def make() -> list[list[torch.Tensor]]:
-        if failing and group.rank == 1:
-            raise ArithmeticError("no such number")
-        return [[torch.zeros(1, dtype=torch.int64)] * group.size] * kinds
-
-    with Group() as group:
-        kinds = 70 if group.rank == 1 else 2
-        told = error_of(lambda: group.exchange(make, [torch.int64] * kinds, "h" * 300))
-        return told, group.gather(lambda: [group.rank, 0.1, "é"], "later")
-
-
-@pytest.mark.parametrize("failing", [False, True])
-def test_an_exchange_that_fails_or_differs_is_an_error_and_the_next_one_is_right(
-    ranks: RankPool, failing: bool
-) -> None:
-    mine = "ArithmeticError: no such number"
-    error = f"rank 1 failed with {mine}" if failing else "the ranks are at different minibatches"
-    for rank, (told, later) in enumerate(ranks.run(3, exchange_differently, failing)):
-        assert told.startswith(mine if failing and rank == 1 else f"RankError: {error}")
-        assert later == [[0, 0.1, "é"], [1, 0.1, "é"], [2, 0.1, "é"]]

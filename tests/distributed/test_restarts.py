@@ -1,10 +1,11 @@
-"""torchrun starts all ranks again when one is killed: they end with the weights of an undisturbed run.
+"""torchrun starts all ranks again when one is killed: they go on with the minibatches of an undisturbed run.
 
-`torchrun test_restarts.py DATASET FOLDER KILLS SEED` trains with DDP and checkpoints.
+`torchrun test_restarts.py DATASET FOLDER KILLS SEED` loads, and saves checkpoints.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -16,13 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from programs import Sage
 from rank_pool import RankPool
 
 import gids.distributed
 
 RANKS, KILLS, EPOCHS, EVERY = 2, 1, 2, 4
-SEEDS = torch.arange(0, 900, 3)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
 TORCHRUN += [f"--max-restarts={KILLS}", f"--nproc-per-node={RANKS}", __file__]
 
@@ -35,41 +34,37 @@ ENVIRONMENT = {
 }
 
 
-def train(dataset: Path, folder: Path, kills: int, seed: int) -> None:
-    """Saves the weights of rank 0 as FOLDER/weights.pt, and a line for each start in FOLDER/starts."""
+def load(dataset: Path, folder: Path, kills: int, seed: int) -> None:
+    """Writes a line for each minibatch of this rank: the start, epoch, step and seeds."""
     rank, size = dist.get_rank(), dist.get_world_size()
     start, rng = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), random.Random(seed)
-    checkpoint = folder / "checkpoint.pt"
-    with gids.distributed.open(dataset, memory="32MB", window=4) as source:
-        loader = gids.NodeLoader(source, SEEDS, [3, 4], batch_size=5, shuffle=True, seed=0)
+    checkpoint, done = folder / "checkpoint.json", 0
+    with (
+        gids.distributed.open(dataset, memory="32MB", window=4) as source,
+        (folder / str(rank)).open("a") as log,
+    ):
+        seeds = torch.arange(0, 900, 3)
+        loader = gids.NodeLoader(source, seeds, [3, 4], batch_size=5, shuffle=True, seed=0)
         # Each start but the last one ends at a random step after the checkpoint.
         ends = [(rng.randrange(size), rng.randrange(1, len(loader) // 2)) for _ in range(kills)]
-        model = torch.nn.parallel.DistributedDataParallel(Sage())
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        saved = {"model": model, "optimizer": optimizer, "loader": loader}
         if checkpoint.exists():
-            for name, state in torch.load(checkpoint).items():
-                saved[name].load_state_dict(state)
-        done = 0
-        if rank == 0:
-            with (folder / "starts").open("a") as file:
-                at = loader.state_dict()
-                print(start, at["epoch"], at["step"], file=file)
+            loader.load_state_dict(json.loads(checkpoint.read_text()))
         while loader.epoch < EPOCHS:
             for minibatch in loader:
                 if start < kills and ends[start] == (rank, done):
                     os.kill(os.getpid(), signal.SIGKILL)
-                loss = torch.nn.functional.cross_entropy(model(minibatch), minibatch.labels)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                line = [start, minibatch.epoch, minibatch.step, minibatch.seeds.tolist()]
+                print(json.dumps(line), file=log, flush=True)
+                dist.barrier()  # as gradients
                 done += 1
                 if rank == 0 and done % EVERY == 0:
                     new = checkpoint.with_suffix(".new")
-                    torch.save({name: of.state_dict() for name, of in saved.items()}, new)
+                    new.write_text(json.dumps(loader.state_dict()))
                     new.replace(checkpoint)
-    if rank == 0:
-        torch.save(model.module.state_dict(), folder / "weights.pt")
+
+
+def minibatches(folder: Path, rank: int) -> list[list[object]]:
+    return [json.loads(line) for line in (folder / str(rank)).read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -77,20 +72,19 @@ def test_killed_ranks_go_on_with_the_checkpoint(cited_parts: Path, ranks: RankPo
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
     killed.mkdir()
-    ranks.run(RANKS, train, cited_parts, undisturbed, 0, 0)
+    ranks.run(RANKS, load, cited_parts, undisturbed, 0, 0)
     command = [*TORCHRUN, cited_parts, killed, str(KILLS), os.environ.get("GIDS_SEED", "0")]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
-    starts = [[int(n) for n in line.split()] for line in (killed / "starts").read_text().splitlines()]
-    assert [start for start, _, _ in starts] == list(range(KILLS + 1))
-    assert max(step for _, _, step in starts) > 0, "some start went on in the middle of an epoch"
-    weights, expected = (torch.load(folder / "weights.pt") for folder in (killed, undisturbed))
-    assert list(weights) == list(expected)
-    for name, values in expected.items():
-        assert torch.equal(weights[name], values), name
+    for rank in range(RANKS):
+        expected = {(epoch, step): seeds for _, epoch, step, seeds in minibatches(undisturbed, rank)}
+        found = minibatches(killed, rank)
+        assert [seeds for _, epoch, step, seeds in found] == [expected[e, s] for _, e, s, _ in found]
+        assert {(epoch, step) for _, epoch, step, _ in found} == set(expected)
+        assert next(step for start, _, step, _ in found if start) > 0, "it went on in the middle of an epoch"
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    load(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     dist.destroy_process_group()

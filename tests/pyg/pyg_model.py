@@ -161,4 +161,3 @@ def assert_all_same(ours: Iterable[Any], theirs: Iterable[Any]) -> None:
     """The same minibatches."""
     for mine, other in zip(ours, theirs, strict=True):
         assert_same(mine, other)
-

@@ -1,74 +1,35 @@
-"""PyG's replace and weight_attr: how often which edge is drawn. Seeds are fixed."""
+"""PyG's replace and weight_attr: which edges are drawn."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pytest
 import torch
-from pyg_model import CITES, PAPERS, homogeneous
-from scipy import stats
+from pyg_model import CITES, PAPERS
 from torch_geometric.data import Data
 
 import gids.pyg
 from gids.write import DatasetWriter
 from gids.write.edges import edge_list
 
-UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 
-
-@pytest.fixture(scope="module")
-def data() -> Data:
-    """Edges with weights, every fifth of none."""
-    data = homogeneous()
-    weights = np.random.default_rng(0).integers(1, 6, data.edge_index.shape[1])
-    weights[::5] = 0
-    data.w = torch.from_numpy(weights)
-    return data
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Path:
-    path = tmp_path_factory.mktemp("draws") / "one.gids"
-    row, col = data.edge_index
-    with DatasetWriter(path) as writer:
-        writer.write_table("edge", CITES, "w", data.w.float()[:, None])
-        edges = edge_list(row.numpy(), col.numpy(), num_src=PAPERS, num_dst=PAPERS)
-        writer.write_edges(CITES, edges)
-    return path
-
-
-def assert_drawn_by_weight(data: Data, edges: torch.Tensor) -> None:
-    """edges: ids of drawn edges. Those of weight 0 lead to nodes that have no others."""
-    weights, destinations = data.w, data.edge_index[1]
-    totals = torch.zeros(PAPERS).index_add(0, destinations, weights.float())
-    assert ((weights[edges] > 0) | (totals[destinations[edges]] == 0)).all()
-
-
-def test_a_loader_draws_by_weight(data: Data, path: Path) -> None:
-    epochs = 60
-    with gids.pyg.NeighborLoader(path, [1], weight_attr="w", tables=[], batch_size=PAPERS, seed=0) as loader:
-        drawn = torch.cat([batch.e_id for _ in range(epochs) for batch in loader])
-    assert_drawn_by_weight(data, drawn)
-    counts = np.bincount(drawn.numpy(), minlength=data.w.numel())
-    ends, weights = data.edge_index[1].numpy(), data.w.numpy().astype(float)
-    totals = np.bincount(ends, weights, PAPERS)[ends]
-    free = (weights > 0) & (weights < totals)
-    expected = epochs * weights[free] / totals[free]
-    statistic = ((counts[free] - expected) ** 2 / expected).sum()
-    freedom = free.sum() - len(np.unique(ends[free]))
-    assert stats.chi2.sf(statistic, freedom) > UNLIKELY
-
-
-def test_with_replacement_every_node_draws_as_many(data: Data, path: Path) -> None:
-    degrees = np.bincount(data.edge_index[1], minlength=PAPERS)
-    given = {"tables": [], "batch_size": PAPERS, "weight_attr": "w", "seed": 0}
-    (batch,) = gids.pyg.NeighborLoader(path, [7], None, replace=True, **given)
-    drawn = np.bincount(batch.edge_index[1], minlength=PAPERS)[:PAPERS]
-    assert drawn.tolist() == np.where(degrees > 0, 7, 0).tolist()
-    assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
-    assert_drawn_by_weight(data, batch.e_id)
+def test_with_replacement_every_node_draws_as_many(one: Data, tmp_path: Path) -> None:
+    """Edges without weight are drawn for nodes that have no others."""
+    weights = (torch.arange(one.num_edges) % 6).float()
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("edge", CITES, "w", weights[:, None])
+        writer.write_edges(CITES, edge_list(*one.edge_index, num_src=PAPERS, num_dst=PAPERS))
+    options: dict[str, Any] = {"weight_attr": "w", "replace": True, "batch_size": PAPERS, "seed": 0}
+    with gids.pyg.NeighborLoader(tmp_path / "one.gids", [7], **options) as loader:
+        [batch] = loader
+    destinations = one.edge_index[1]
+    degrees = torch.bincount(destinations, minlength=PAPERS)
+    drawn = torch.bincount(batch.edge_index[1], minlength=PAPERS)[:PAPERS]
+    assert torch.equal(drawn, 7 * (degrees > 0))
+    assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
+    totals = torch.zeros(PAPERS).index_add(0, destinations, weights)
+    assert ((weights[batch.e_id] > 0) | (totals[destinations[batch.e_id]] == 0)).all()
 
 
 def star(path: Path, weights: list[float]) -> Path:

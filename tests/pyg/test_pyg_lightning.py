@@ -18,6 +18,8 @@ import gids
 import gids.pyg
 
 pl = pytest.importorskip("lightning.pytorch")
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+
 from gids.lightning import Callback  # noqa: E402
 from gids.loader import epoch_figures  # noqa: E402
 
@@ -49,17 +51,10 @@ class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def trainer(root: Path, *callbacks: Any, epochs: int = 3) -> Any:
-    made = pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=root,
-    )
+def trainer(root: Path, *callbacks: Any, epochs: int = 3, **options: Any) -> Any:
+    usual = {"devices": 1, "enable_checkpointing": False, "logger": False, "default_root_dir": root}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    made = pl.Trainer(max_epochs=epochs, accelerator="cpu", **usual | quiet | options)
     made.callbacks += callbacks
     return made
 
@@ -217,13 +212,26 @@ def test_what_cannot_be_resumed_is_refused(one_path: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_processes_go_on_where_their_checkpoint_was_saved(one_path: Path, tmp_path: Path) -> None:
     def ranks(checkpoint: str) -> list[list[list[int]]]:
-        script = Path(__file__).parent / "lightning_program.py"
-        command = [sys.executable, str(script), str(one_path), str(tmp_path), checkpoint]
-        subprocess.run(command, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        command = [sys.executable, __file__, str(one_path), str(tmp_path), checkpoint]
+        subprocess.run(command, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})| more)
         return [ast.literal_eval((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
 
     whole = ranks("")
-    assert [len(nodes) for nodes in whole] == [6, 6]
+    assert [len(nodes) for nodes in whole] == [4, 4]
     assert whole[0] != whole[1]
-    step = 2  # in the middle of the first epoch
-    assert ranks(str(tmp_path / f"step={step}.ckpt")) == [nodes[step:] for nodes in whole]
+    middle = tmp_path / "step=1.ckpt"  # of the first epoch
+    assert ranks(str(middle)) == [nodes[1:] for nodes in whole]
+
+
+def train_on_ranks(path: str, folder: Path, checkpoint: str) -> None:
+    """In two processes: Lightning runs this file again, for rank 1. Each writes the nodes of its minibatches."""
+    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    options = {"devices": 2, "strategy": "ddp", "num_sanity_val_steps": 0}
+    fit = trainer(folder, Callback(), saving, epochs=2, **options)
+    model = Model()
+    fit.fit(model, datamodule=Loaders(gids.open(path, memory=64 << 20)), ckpt_path=checkpoint or None)
+    (folder / f"rank {fit.global_rank}").write_text(repr([batch.n_id.tolist() for batch in model.seen]))
+
+
+if __name__ == "__main__":
+    train_on_ranks(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +127,3 @@ def test_pygs_own_sampler_reads_the_graph_store(one_path: Path, several_path: Pa
         sampler = PygNeighborSampler(both(several_path), [2])
     assert sampler.num_nodes == {"paper": PAPERS, "author": AUTHORS}
     assert len(sampler.colptr_dict) == 3
-
-
-def test_stores_can_be_sent_to_processes(several_path: Path) -> None:
-    features, graphs = pickle.loads(pickle.dumps(both(several_path)))
-    assert len(features.get_tensor("author", "x", index=None)) == AUTHORS
-    assert len(graphs.get_all_edge_attrs()) == 3
-
-

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pyg_model import (
-    AUTHORS,
-    CITES,
-    COUNTS,
-    PAPERS,
-    WRITES,
-    WRITTEN,
-    assert_all_same,
-    stores,
-)
+from pyg_model import CITES, COUNTS, PAPERS, WRITES, WRITTEN, stores
 from torch_geometric.data import Data, HeteroData
 
 import gids.pyg
-from gids.cuda import Device
 from gids.write import DatasetWriter, edge_list
 
 LATEST = 1000
@@ -99,40 +86,6 @@ def test_neighbors_are_not_later_than_the_seed_edge(one: Data, one_timed: Path, 
         assert torch.equal(seed_time, label_times[batch.input_id])
         tree = batch.batch[batch.edge_index[1]]
         assert (when[batch.n_id[batch.edge_index[0]]] <= seed_time[tree]).all()
-
-
-@pytest.mark.slow
-def test_minibatches_of_a_device_are_those_of_the_cpu(
-    one: Data, one_timed: Path, several_timed: Path, device: Device, cuda_is: Callable[[Device], None]
-) -> None:
-    cuda_is(device)
-    generator = torch.Generator().manual_seed(1)
-    times = torch.randint(LATEST, (90,), generator=generator)
-    edges = one.edge_index[:, :90], (WRITES, torch.randint(AUTHORS, (2, 90), generator=generator))
-    common: dict[str, Any] = {"shuffle": True, "seed": 0, "batch_size": 30}
-    one_nodes = partial(gids.pyg.NeighborLoader, one_timed, [3, -1], torch.arange(90), **common)
-    authors = ("author", torch.arange(90))
-    some_nodes = partial(gids.pyg.NeighborLoader, several_timed, [3, -1], authors, **common)
-    one_links = partial(gids.pyg.LinkNeighborLoader, one_timed, [3, 2], edges[0], **common)
-    some_links = partial(gids.pyg.LinkNeighborLoader, several_timed, [3, 2], edges[1], **common)
-    by_time: dict[str, Any] = {"time_attr": "since", "input_time": times}
-    for make, options in (
-        (some_nodes, {"disjoint": True, "subgraph_type": "bidirectional"}),
-        (some_nodes, {**by_time, "time_attr": "when", "replace": True}),
-        (one_nodes, {**by_time, "temporal_strategy": "last"}),
-        (one_nodes, {**by_time, "weight_attr": "since", "topology_on": "device"}),
-        (some_links, {"disjoint": True, "neg_sampling": "triplet"}),
-        (one_links, {"time_attr": "when", "edge_label_time": times, "neg_sampling": "binary"}),
-    ):
-        found = []
-        for name in ("cpu", "cuda"):
-            with make(device=name, **options) as loader:  # type: ignore[operator]
-                found.append(list(itertools.islice(loader, 2)))
-        for storage in (of for batch in found[1] for of in stores(batch).values()):
-            for name, value in storage.items():
-                if isinstance(value, torch.Tensor) and name != "input_id":
-                    assert value.device == device.torch_device, name
-        assert_all_same((batch.cpu() for batch in found[1]), found[0])
 
 
 def seeds_and_negatives(
