@@ -96,8 +96,10 @@ class RankPool:
         lost: int | None = None,
         timeout_s: float = _TIMEOUT_S / 2,
     ) -> list[Any]:
-        """The results of function(*arguments) on ranks 0 to size - 1. by_rank: a last argument for each. lost:
-        a rank that ends or stops, whose result is None. timeout_s: of the process group."""
+        """The results of function(*arguments) on ranks 0 to size - 1. by_rank: a last argument for each.
+
+        lost: a rank that ends or stops, whose result is None. timeout_s: of the process group.
+        """
         self._jobs += 1
         meeting = str(Path(self._folder.name) / f"meeting-{self._jobs}")
         pipes = self._pipes[:size]

@@ -49,7 +49,7 @@ def check(loader, data):
 
 
 def test_leaving_an_epoch_and_starting_another(homogeneous, sampler):
-    options = {"batch_size": 8, "num_workers": 2, "persistent_workers": True}
+    options = {"batch_size": 8, "num_workers": 1, "persistent_workers": True}
     with model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options) as loader:
         for index, batch in enumerate(loader):
             assert model.assert_rows_equal_source(batch, homogeneous)
@@ -83,7 +83,7 @@ class Failing(NeighborSampler):
         return super().sample(g, seed_nodes, exclude_eids)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_of_the_sampler_is_raised_when_its_minibatch_is_due(homogeneous, num_workers):
     sampler, seeds = Failing([3], prefetch_node_feats=["feat"]), torch.arange(100)
     options = {"window": 4, "batch_size": 10, "num_workers": num_workers}
@@ -92,9 +92,8 @@ def test_an_error_of_the_sampler_is_raised_when_its_minibatch_is_due(homogeneous
         epoch, first_seeds = iter(loader), []
         with pytest.raises(LookupError, match="no sample of 40"):
             first_seeds.extend(int(seeds[0]) for _, seeds, _ in epoch)
-        # A half for each worker.
-        assert first_seeds == ([0, 50, 10, 60, 20, 70, 30, 80] if num_workers else [0, 10, 20, 30])
-        with pytest.raises(RuntimeError, match=f"ended this epoch after {len(first_seeds)} of"):
+        assert first_seeds == [0, 10, 20, 30]
+        with pytest.raises(RuntimeError, match="ended this epoch after 4 of"):
             next(epoch)
         sampler.fails = ()
         check(loader, homogeneous)

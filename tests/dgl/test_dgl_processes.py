@@ -16,7 +16,7 @@ INSTALL = "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas"
 
 def test_the_error_names_the_package_that_is_not_installed():
     with patch.dict(sys.modules, {"dgl": None}):
-        with pytest.raises(ImportError, match="gids.dgl needs DGL") as raised:
+        with pytest.raises(ImportError, match=r"gids\.dgl needs DGL") as raised:
             import_dgl()
     assert INSTALL in str(raised.value)
 
@@ -62,8 +62,9 @@ if dgl.__version__ >= "2":  # DGL 1 has no GraphBolt
 
 @pytest.mark.slow
 def test_imports(tmp_path):
-    """`import gids` installs no finder. DGL and its layers import, also after an import that failed, and leave
-    nothing behind. Only a stand-in for GraphBolt has modules that nobody wrote; it says what it needs."""
+    """`import gids` installs no finder. DGL and its layers import, also after an import that failed, and
+    leave nothing behind. Only a stand-in for GraphBolt has modules that nobody wrote; it says what it needs.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DGL")} | {"HOME": str(tmp_path)}
     command = [sys.executable, "-P", "-W", "error", "-c", IMPORTS]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

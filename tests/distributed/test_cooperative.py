@@ -72,9 +72,7 @@ def check_part(part: Any, expected: Minibatch, sampler: str) -> None:
         came = part.exchange(layer, rows if isinstance(part.input_nodes, dict) else rows["paper"])
         sources.append({t: r[:, 0].long() for t, r in by_type(came).items()})
     parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(
-        parts, (edges_of(part, sources), by_type(part.seeds), by_type(part.input_nodes))
-    )
+    dist.all_gather_object(parts, (edges_of(part, sources), by_type(part.seeds), by_type(part.input_nodes)))
     for layer, edges in enumerate(edges_of(expected)):
         assert sum((p[0][layer] for p in parts), Counter()) == edges, sampler
     for place, nodes in ((1, expected.seeds), (2, expected.input_nodes)):
@@ -85,7 +83,7 @@ def check_part(part: Any, expected: Minibatch, sampler: str) -> None:
 
 
 def test_parts_make_up_the_minibatch_of_one_process(cited: Path, ranks: RankPool) -> None:
-    seeds = torch.cat([torch.arange(0, 900, 24), torch.tensor([24, 24, 48])])
+    seeds = torch.cat([torch.arange(0, 900, 36), torch.tensor([36, 36, 72])])
     ranks.run(3, cooperate, cited, ONE_TYPE, seeds, 4)
 
 

@@ -161,7 +161,7 @@ def test_loaders_with_other_arguments_are_refused_on_every_rank(
 
 
 def test_tables_of_other_datasets_are_compared(whole: Path, ranks: RankPool, tmp_path: Path) -> None:
-    """Their names, shapes and dtypes are equal, and rows are not. A rank that cannot open its own is named."""
+    """Names, shapes and dtypes are equal, and rows are not. A rank that cannot open its tables is named."""
     other = write(tmp_path / "others.gids", seed=2)
     changes = [{"tables": {"paper.a": "paper.a", "paper.b": "paper.b"}}, {"minibatch_rows": -1}]
     for rank, (rows, failed) in enumerate(ranks.run(3, make_otherwise, whole, changes, False, other)):

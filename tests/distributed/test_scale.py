@@ -108,7 +108,7 @@ def run(capsys):
 def test_tables_and_json_agree(dataset, run, tmp_path):
     pytest.importorskip("matplotlib")
     plot, out = tmp_path / "x.png", tmp_path / "out.json"
-    said = run(dataset, *QUICK, "--ranks", "16", "--json", out, "--plot", plot)
+    said = run(dataset, *QUICK, "--ranks", "16", "--seconds", "0.3", "--json", out, "--plot", plot)
     found = json.loads(out.read_text())
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert said.splitlines()[0] == "one.gids: 2,048 seeds, batch 128 per rank, neighbor"

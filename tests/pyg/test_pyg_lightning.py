@@ -213,7 +213,7 @@ def test_what_cannot_be_resumed_is_refused(one_path: Path, tmp_path: Path) -> No
 def test_processes_go_on_where_their_checkpoint_was_saved(one_path: Path, tmp_path: Path) -> None:
     def ranks(checkpoint: str) -> list[list[list[int]]]:
         command = [sys.executable, __file__, str(one_path), str(tmp_path), checkpoint]
-        subprocess.run(command, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})| more)
+        subprocess.run(command, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
         return [ast.literal_eval((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
 
     whole = ranks("")
@@ -224,7 +224,7 @@ def test_processes_go_on_where_their_checkpoint_was_saved(one_path: Path, tmp_pa
 
 
 def train_on_ranks(path: str, folder: Path, checkpoint: str) -> None:
-    """In two processes: Lightning runs this file again, for rank 1. Each writes the nodes of its minibatches."""
+    """In two processes: Lightning runs this file again, for rank 1. Each writes its minibatches' nodes."""
     saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     options = {"devices": 2, "strategy": "ddp", "num_sanity_val_steps": 0}
     fit = trainer(folder, Callback(), saving, epochs=2, **options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, WRITTEN
+from pyg_model import CITES, PAPERS
 from torch_geometric.data import Data
 from torch_geometric.data.graph_store import EdgeAttr
 from torch_geometric.sampler import NegativeSampling
@@ -174,7 +174,11 @@ def test_seeds_without_times_when_they_are_sampled(
 
 MASK, NO_PAPER, PUT = torch.ones(3, dtype=torch.bool), torch.tensor([PAPERS]), torch.zeros(3)
 STORES: list[tuple[type[Exception], str, Callable[[MappedFeatures, MappedGraph], Any]]] = [
-    (KeyError, r"no 'z' of 'paper' \(it has 'paper' 'x'", lambda f, _: f.get_tensor("paper", "z", index=None)),
+    (
+        KeyError,
+        r"no 'z' of 'paper' \(it has 'paper' 'x'",
+        lambda f, _: f.get_tensor("paper", "z", index=None),
+    ),
     (IndexError, "out of range", lambda f, _: f.get_tensor("paper", "x", index=NO_PAPER)),
     (IndexError, "out of range", lambda f, _: f.get_tensor("paper", "y", index=-PAPERS - 1)),
     (IndexError, "the mask has shape", lambda f, _: f.get_tensor("paper", "x", index=MASK)),

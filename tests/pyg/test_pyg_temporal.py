@@ -53,9 +53,7 @@ def times_of(path: Path, count: int, table: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("attr", "strategy"), [("when", "uniform"), ("since", "uniform"), ("since", "last"), ("own", "uniform")]
 )
-def test_neighbors_are_not_later_than_the_seed(
-    one: Data, one_timed: Path, attr: str, strategy: str
-) -> None:
+def test_neighbors_are_not_later_than_the_seed(one: Data, one_timed: Path, attr: str, strategy: str) -> None:
     """Times of nodes and of edges, from tables of any name; without input_time the seeds' own times."""
     when = times_of(one_timed, PAPERS, "paper.when")
     since = times_of(one_timed, one.num_edges, "paper.cites.paper.since")
@@ -134,9 +132,7 @@ def test_negatives_that_not_every_seed_edge_has_are_in_the_tree_of_theirs(one: D
     options: dict[str, Any] = {"edge_label_index": one.edge_index[:, :9], "disjoint": True, "batch_size": 9}
     for amount, count in ((0.5, 5), (1.5, 14)):
         negatives = {"mode": "binary", "amount": amount}
-        with gids.pyg.LinkNeighborLoader(
-            one_path, [2], neg_sampling=negatives, seed=0, **options
-        ) as loader:
+        with gids.pyg.LinkNeighborLoader(one_path, [2], neg_sampling=negatives, seed=0, **options) as loader:
             [batch] = loader
         for ends in batch.edge_label_index:
             assert torch.equal(batch.batch[ends], torch.arange(9 + count) % 9)
