@@ -10,6 +10,8 @@ from partition_example import Datasets
 from programs import CITED, write_cited
 from rank_pool import RankPool
 
+from gids.write.partition import partition
+
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
@@ -26,11 +28,13 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
 
 
 @pytest.fixture(scope="session")
-def rich_types(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
-    return Datasets(tmp_path_factory.mktemp("rich_types"), heterogeneous=True)
-
-
-@pytest.fixture(scope="session")
 def cited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small dataset of one type."""
     return write_cited(tmp_path_factory.mktemp("cited") / "one.gids", CITED[:1])
+
+
+@pytest.fixture(scope="session")
+def cited_parts(cited: Path) -> Path:
+    """The same in two parts."""
+    partition(cited, cited.with_name("parts"), 2)
+    return cited.with_name("parts")

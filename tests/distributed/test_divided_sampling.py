@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from datasets import random_in_edges
 from programs import CITED as RELATIONS
-from programs import COUNTS, sample_together
+from programs import COUNTS, differences
 from rank_pool import RankError, RankPool
 
+from gids.distributed.sampling import GroupSampling, whole_graphs
+from gids.loader.ranks import Group, Ranks
 from gids.pyg.hops import HopSampler
-from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk, TimedSeeds, sort_by_time
+from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk, TimedSeeds, Topology, sort_by_time
 from gids.store import Graph
 from gids.store.names import Relation
 
-CITES = RELATIONS[0]
+CITES, WRITES, WRITTEN = RELATIONS
 
 
-def graph_of(relation: Relation, *, ids: bool = False, times: bool = False) -> Graph:
+def graph_of(relation: Relation, *, times: bool = False) -> Graph:
     rng = np.random.default_rng(RELATIONS.index(relation))
     num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
     indptr, indices = random_in_edges(num_src, num_dst, RELATIONS.index(relation))
-    edge_ids = rng.permutation(len(indices)) if ids else None
-    made = Graph(relation, num_src, num_dst, indptr, indices, edge_ids)
+    made = Graph(relation, num_src, num_dst, indptr, indices, rng.permutation(len(indices)))
     if times:
         made = sort_by_time(replace(made, edge_times=rng.integers(0, 99, len(indices))), by="edges")
     return made
@@ -52,94 +55,108 @@ def seeds_of(size: int, ntype: str | None = None, *, times: bool = False) -> lis
     return [[of_step() for _ in range(3)] for _ in range(size)]
 
 
-SAMPLERS: dict[str, Any] = {
-    "Neighbor": Neighbor([3, 4]),
-    "all": Neighbor([-1, 4]),
-    "replace": Neighbor([3, 4], replace=True),
-    "dependent": Neighbor([3, 4], batch_dependency=4),
-    "nested": Neighbor([3, 4], batch_dependency=4, nested=True),
-    "locality": Neighbor([3, 4], locality=LocalityBias(torch.arange(COUNTS["paper"]) % 3 == 0, 8)),
-    "disjoint": Neighbor([3, 4], disjoint=True),
-    "bidirectional": Neighbor([3, 4], subgraph="bidirectional"),
-    "disjoint bidirectional": Neighbor([3, 4], disjoint=True, subgraph="bidirectional"),
-    "Labor": Labor([3, 4]),
-    "fixed count": Labor([3, 4], fixed_count=True),
-    "layer dependency": Labor([3, 4, 2], layer_dependency=True, batch_dependency=3),
-    "Labor 2": Labor([3, 4], importance_sampling=2),
-    "Labor to convergence, fixed": Labor([3, 4], importance_sampling=-1, fixed_count=True),
-    "RandomWalk": RandomWalk([3, 4], num_walks=6, walk_length=3),
-    "Ladies": Ladies([40, 30]),
-    "Ladies poisson": Ladies([40, -1, 30], poisson=True),
-    "Ladies distinct": Ladies([40, 30], replace=False),
-}
+def part_of(graph: Graph, owners: np.ndarray, index: int) -> Graph:
+    """The in-edges of the nodes that a part owns, the obvious way."""
+    held = np.repeat(owners == index, np.diff(graph.indptr))
+    degrees = np.where(owners == index, np.diff(graph.indptr), 0)
+    return replace(
+        graph,
+        indptr=np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64),
+        indices=graph.indices[held],
+        edge_ids=graph.edge_ids[held],  # type: ignore[index]
+        edge_times=None if graph.edge_times is None else graph.edge_times[held],
+    )
 
 
-_, WRITES, WRITTEN = RELATIONS
-TYPED: dict[str, Any] = SAMPLERS | {
-    "metapath": RandomWalk([3, 4], num_walks=5, metapath=[WRITES, WRITTEN]),
-    "left out": Neighbor([{CITES: 2, WRITES: 0, WRITTEN: 3}, {CITES: 0, WRITES: 3, WRITTEN: 0}]),
-    "hops": HopSampler([3, 4]),
-    "hops in trees": HopSampler([3, 0, 2], replace=True, disjoint=True),
-}
-"""The last two are those of gids.pyg: only the nodes that were found last draw."""
-
-
-def check(
-    ranks: RankPool, size: int, sampler: Any, relations: list[Relation], divided: Any = None, **kinds: bool
+def sample_together(
+    graphs: list[Graph],
+    owners: Mapping[str, np.ndarray],
+    samplers: Sequence[tuple[Any, Any]],
+    seeds: list[list[Any]],
 ) -> None:
-    """Compare with one process. divided: the sampler of the ranks. kinds: of the graphs; times: of seeds."""
-    graphs, owners = [graph_of(relation, **kinds) for relation in relations], owners_of(size)
-    if relations == [CITES]:
-        owners = {"paper": owners["paper"]}
-    ntype = "paper" if relations == [CITES] else None
-    seeds = seeds_of(size, ntype, times=kinds.get("times", False))
-    ranks.run(size, sample_together, graphs, owners, sampler, seeds, divided)
+    """Sample three steps with the edges divided among the ranks, and from the whole graphs.
+
+    samplers: of the whole graphs, and of the divided ones. seeds: by rank and step.
+    """
+    homogeneous = len(owners) == 1
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with Group() as group:
+        local = [part_of(g, owners[g.relation[2]], rank) for g in graphs]
+        wholes = whole_graphs(local, {g.relation: g.num_edges for g in graphs})
+        whole, topology = (Topology(g[0] if homogeneous else g) for g in (wholes, local))
+        owned = [owners[t].astype(np.uint8).__getitem__ for t in topology.node_types]
+        counts = dict.fromkeys(("nodes asked", "edges sent", "bytes sent"), 0)
+        sampling = GroupSampling(group, Ranks(rank, size), whole, owned, local=topology, counts=counts)
+        for sampler, divided in samplers:
+            mine = sampling.sample_steps(divided, whole, seeds[rank], seed=5, epoch=2, first_step=7)
+            for i, of_step in enumerate(seeds[rank]):
+                numbers = {"seed": 5, "epoch": 2, "step": 7 + i}
+                theirs = sampler.sample(graphs[0] if homogeneous else graphs, of_step, **numbers)
+                assert not differences(mine[i], theirs), (sampler, differences(mine[i], theirs)[:5])
+        assert size == 1 or counts["edges sent"] > 0
 
 
-CASES = [("Neighbor", 1), ("Labor", 1), *((name, 2 + i % 3) for i, name in enumerate(SAMPLERS))]
+def check(ranks: RankPool, size: int, samplers: Sequence[Any], *, times: bool = False) -> None:
+    """Compare with one process on a graph of one type."""
+    pairs = [sampler if isinstance(sampler, tuple) else (sampler, sampler) for sampler in samplers]
+    owners, seeds = {"paper": owners_of(size)["paper"]}, seeds_of(size, "paper", times=times)
+    ranks.run(size, sample_together, [graph_of(CITES, times=times)], owners, pairs, seeds)
 
 
-@pytest.mark.few(14)
-@pytest.mark.parametrize(("name", "size"), [*CASES, ("hops", 1), ("hops", 3), ("hops in trees", 3)])
-def test_one_type(ranks: RankPool, name: str, size: int) -> None:
-    check(ranks, size, TYPED[name], [CITES], ids=name == "Labor")
+def test_one_type(ranks: RankPool) -> None:
+    """Weights of a divided graph are by edge id, others by position."""
+    by_id = np.random.default_rng(1).random(graph_of(CITES).num_edges).astype(np.float32)
+    by_position = by_id[graph_of(CITES).edge_ids]
+    samplers = [
+        (Neighbor([3, 4], weights=by_position), Neighbor([3, 4], weights=by_id)),
+        Neighbor([-1, 4]),
+        Neighbor([3, 4], replace=True),
+        Neighbor([3, 4], batch_dependency=4),
+        Neighbor([3, 4], batch_dependency=4, nested=True),
+        Neighbor([3, 4], locality=LocalityBias(torch.arange(COUNTS["paper"]) % 3 == 0, 8)),
+        Neighbor([3, 4], disjoint=True, subgraph="bidirectional"),
+        Labor([3, 4], fixed_count=True),
+        Labor([3, 4, 2], layer_dependency=True, batch_dependency=3),
+        Labor([3, 4], importance_sampling=2),
+        Labor([3, 4], importance_sampling=-1, fixed_count=True),
+        RandomWalk([3, 4], num_walks=6, walk_length=3),
+        Ladies([40, 30]),
+        Ladies([40, -1, 30], poisson=True),
+        Ladies([40, 30], replace=False),
+        HopSampler([3, 0, 2], replace=True, disjoint=True),
+    ]
+    check(ranks, 3, samplers)
 
 
-@pytest.mark.few(8)
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *(("metapath", 1), ("metapath", 3), ("left out", 2), ("left out", 4), ("hops", 3), ("Neighbor", 2)),
-        *(("hops in trees", 1), ("Labor", 3), ("disjoint", 2), ("layer dependency", 3), ("Labor 2", 2)),
-        ("Ladies", 3),
-    ],
-)
-def test_several_types(ranks: RankPool, name: str, size: int) -> None:
-    check(ranks, size, TYPED[name], RELATIONS)
+def test_one_rank(ranks: RankPool) -> None:
+    check(ranks, 1, [Neighbor([3, 4]), Labor([3, 4])])
 
 
-@pytest.mark.parametrize("kind", [Neighbor, HopSampler])
-@pytest.mark.parametrize(("strategy", "size"), [("uniform", 2), ("last", 3)])
-def test_times(ranks: RankPool, kind: Any, strategy: Any, size: int) -> None:
-    check(ranks, size, kind([3, 4], temporal="edges", strategy=strategy), [CITES], times=True)
+def test_several_types(ranks: RankPool) -> None:
+    samplers = [
+        Neighbor([3, 4], disjoint=True),
+        Neighbor([{CITES: 2, WRITES: 0, WRITTEN: 3}, {CITES: 0, WRITES: 3, WRITTEN: 0}]),
+        Labor([3, 4]),
+        RandomWalk([3, 4], num_walks=5, metapath=[WRITES, WRITTEN]),
+        Ladies([40, 30]),
+        HopSampler([3, 4]),
+    ]
+    graphs, pairs = [graph_of(relation) for relation in RELATIONS], [(s, s) for s in samplers]
+    ranks.run(4, sample_together, graphs, owners_of(4), pairs, seeds_of(4))
 
 
-@pytest.mark.parametrize("ids", [False, True])
-def test_weights_are_by_edge_id(ranks: RankPool, ids: bool) -> None:
-    graph = graph_of(CITES, ids=ids)
-    by_id = np.random.default_rng(1).random(graph.num_edges).astype(np.float32)
-    by_position = by_id if graph.edge_ids is None else by_id[graph.edge_ids]
-    whole, divided = Neighbor([3, 4], weights=by_position), Neighbor([3, 4], weights=by_id)
-    check(ranks, 3, whole, [CITES], divided, ids=ids)
+def test_times(ranks: RankPool) -> None:
+    kinds: list[Any] = [Neighbor, HopSampler]
+    strategies: list[Any] = ["uniform", "last"]
+    samplers = [k([3, 4], temporal="edges", strategy=s) for k in kinds for s in strategies]
+    check(ranks, 2, samplers, times=True)
 
 
 def test_a_wrong_seed_is_an_error_on_every_rank(ranks: RankPool) -> None:
-    seeds = seeds_of(3, "paper")
+    seeds, owners, sampler = seeds_of(3, "paper"), {"paper": owners_of(3)["paper"]}, Neighbor([3])
     seeds[1][2][4] = 900
-    owners = {"paper": owners_of(3)["paper"]}
     with pytest.raises(RankError) as told:
-        ranks.run(3, sample_together, [graph_of(CITES)], owners, Neighbor([3]), seeds, None)
-    assert (
-        str(told.value).count("RankError: rank 1 failed with IndexError: seed 900 is not a 'paper' node") == 2
-    )
-    assert "\nIndexError: seed 900 is not a 'paper' node: ids run from 0 to 899" in str(told.value)
+        ranks.run(3, sample_together, [graph_of(CITES)], owners, [(sampler, sampler)], seeds)
+    mine = "IndexError: seed 900 is not a 'paper' node"
+    assert str(told.value).count(f"RankError: rank 1 failed with {mine}") == 2
+    assert f"\n{mine}: ids run from 0 to 899" in str(told.value)

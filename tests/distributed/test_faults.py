@@ -3,70 +3,92 @@ latest."""
 
 from __future__ import annotations
 
-import random
+import os
 import signal
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fault_program
 import pytest
 import torch
+import torch.distributed as dist
+from open_options import tuned
 from partition_example import PAPERS, Datasets
-from processes import Processes
+from programs import check_same, error_of
 from rank_pool import RankPool
 
+import gids.distributed
 from gids.store.part import part_name
-from gids.write.partition import partition
-
-TIMEOUT_S = 5.0
-MISSING = "an exchange with the other ranks failed"
 
 
-@pytest.mark.parametrize("cooperative", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_ends_or_stalls_ends_the_others(
-    cited: Path, tmp_path: Path, number: signal.Signals, cooperative: bool
+def lose_the_last_rank(dataset: Path, number: int, after: int | None) -> str:
+    """The error of a rank, where the last one sends itself a signal after some minibatches, or without making
+    a loader."""
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    with gids.distributed.open(dataset, memory="32MB", window=4, bulk=2) as source:
+        if is_last and after is None:
+            os.kill(os.getpid(), number)
+
+        def load() -> None:
+            loader = gids.NodeLoader(source, torch.arange(0, 900, 3), [3, 4], batch_size=4, seed=0)
+            for step, _ in enumerate(loader):
+                if is_last and step == after:
+                    os.kill(os.getpid(), number)
+
+        return error_of(load)
+
+
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGKILL, 5), (signal.SIGSTOP, None)])
+def test_a_rank_that_ends_or_makes_no_loader_ends_the_others(
+    cited_parts: Path, ranks: RankPool, number: int, after: int | None
 ) -> None:
-    partition(cited, tmp_path / "parts", 3)
-    program: Any = (fault_program.load, tmp_path / "parts", cooperative)
-    with Processes(3, *program, timeout_s=TIMEOUT_S) as ranks:
-        for rank in ranks.ranks:
-            assert ranks.told(rank) == "loading"
-        time.sleep(random.Random(number).uniform(0, 0.5))
-        ranks.signal(1, number)
-        for rank in (0, 2):
-            outcome = ranks.outcome(rank)
-            assert outcome.error == "RankError", outcome
-            assert MISSING in outcome.value
-            assert "within the timeout= of init_process_group()" in outcome.value
-            assert ranks.has_ended(rank)
+    errors = ranks.run(2, lose_the_last_rank, cited_parts, number, after, lost=1, timeout_s=3)
+    assert errors[0].startswith("RankError: an exchange with the other ranks failed")
+    assert "within the timeout= of init_process_group()" in errors[0]
 
 
-def test_a_rank_that_makes_no_loader_ends_the_others(cited: Path) -> None:
-    with Processes(2, fault_program.make_no_loader, cited, timeout_s=TIMEOUT_S) as ranks:
-        outcome = ranks.outcome(0)
-    assert outcome.error == "RankError", outcome
-    assert MISSING in outcome.value
+def read_damaged(dataset: Path, whole: Path, shard: Path, replicas: int) -> list[tuple[int, str, str, str]]:
+    """Two epochs; rank 1's shard has no second half in the first one. All minibatches before the error are
+    right. Returns the step of each error, its text and file, and what comes after it."""
+    rank, content, found = dist.get_rank(), shard.read_bytes(), list[tuple[int, str, str, str]]()
+    given: dict[str, Any] = {"seeds": torch.arange(0, PAPERS, 10), "sampler": [1], "tables": ["paper.long"]}
+    given |= {"batch_size": 2 // replicas, "seed": 0}
+    options = tuned({"queue_depth": 16, "cache": 0, "replicas": replicas})
+    with (
+        gids.open(whole, memory="64MB", reads="random") as alone,
+        gids.distributed.open(dataset, memory="32MB", **options) as source,
+        gids.NodeLoader(alone, **given, rank=rank, world_size=dist.get_world_size()) as theirs,
+        gids.NodeLoader(source, **given) as loader,
+    ):
+        for epoch in range(2):
+            dist.barrier()
+            if rank == 1:
+                with shard.open("r+b") as file:
+                    file.truncate(len(content) // 2) if epoch == 0 else file.write(content)
+            dist.barrier()
+            mine = iter(loader)
+            for step, expected in enumerate(theirs):
+                try:
+                    minibatch = next(mine)
+                except gids.StorageError as error:
+                    assert loader.state_dict()["step"] == step
+                    found.append((step, str(error), str(error.filename), error_of(partial(next, mine))))
+                    break
+                check_same(minibatch, expected)
+    return found
 
 
-@pytest.mark.parametrize(("size", "replicas", "cooperative"), [(3, 1, False), (3, 1, True), (4, 2, False)])
+@pytest.mark.parametrize(("size", "replicas"), [(3, 1), (4, 2)])
 def test_a_failed_read_ends_the_epoch_on_every_rank(
-    rich: Datasets, ranks: RankPool, size: int, replicas: int, cooperative: bool
+    rich: Datasets, ranks: RankPool, size: int, replicas: int
 ) -> None:
     """In every column: a rank that trained the step, which others do not, would wait for their gradients."""
-    parts, seeds = rich.parts(size // replicas), torch.arange(0, PAPERS, 5)
+    parts = rich.parts(size // replicas)
     shard = parts / part_name(1) / "tables/paper.long/shard-00.bin"
-    batch_size = 2 if replicas == 1 else 1
-    arguments = {"seeds": seeds, "sampler": [1], "batch_size": batch_size, "tables": ["paper.long"]}
-    options = {"queue_depth": 16, "cache": 0, "replicas": replicas}
-    given = arguments | {"cooperative": cooperative}
-    seen = ranks.run(size, fault_program.read_damaged, parts, rich.whole, shard, given, options)
-    for rank, of_rank in enumerate(seen):
-        (step, message), (_, later) = of_rank["errors"][0]
-        assert step == seen[1]["errors"][0][0][0]
+    found = ranks.run(size, read_damaged, parts, rich.whole, shard, replicas)
+    for rank, of_rank in enumerate(found):
+        [(step, message, file, later)] = of_rank
+        assert step == found[0][0][0]
+        assert file == str(shard)
+        assert replicas > 1 or ("rank 1" in message) == (rank != 1)
         assert "ended this epoch" in later
-        assert of_rank["errors"][1] == [], "the shard is whole again"
-        assert of_rank["files"] == {str(shard)}
-        if replicas == 1:
-            assert ("rank 1" in message) == (rank != 1)

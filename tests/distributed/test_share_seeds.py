@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from programs import share_seeds
+import torch.distributed as dist
 from rank_pool import RankPool
 
 import gids
@@ -15,9 +16,37 @@ SEEDS = torch.arange(0, 611, 3)
 OPTIONS: dict[str, Any] = {"batch_size": 20, "shuffle": True, "tables": []}
 
 
+def share_seeds(dataset: Path) -> dict[str, Any]:
+    """What each step gives this rank. "drawn": the random seeds of the loaders."""
+    from gids import pyg
+
+    torch.manual_seed(dist.get_rank())
+
+    def steps(loader: Any, look: Callable[[Any], Any]) -> list[Any]:
+        found = []
+        with loader:
+            for minibatch in loader:
+                found.append(look(minibatch))
+                dist.all_reduce(torch.zeros(1))  # as gradients: unequal steps would hang
+        return found
+
+    if dist.get_rank() == 0:  # the others make none
+        with gids.NodeLoader(dataset, SEEDS, [3, 4], rank=0, world_size=1, **OPTIONS) as alone:
+            assert sum(len(minibatch.seeds) for minibatch in alone) == len(SEEDS)
+    edges = gids.EdgeLoader(dataset, torch.stack([SEEDS, SEEDS]), [3, 4], **OPTIONS)
+    of_pyg = pyg.NeighborLoader(dataset, [4, 3], SEEDS, **OPTIONS)
+    nodes = gids.NodeLoader(dataset, SEEDS, [3, 4], **OPTIONS)
+    return {
+        "drawn": [loader.state_dict()["made_with"]["seed"] for loader in (nodes, edges, of_pyg)],
+        "nodes": steps(nodes, lambda m: m.seeds.tolist()),
+        "pairs": steps(edges, lambda m: m.seeds[m.pairs].tolist()),
+        "pyg": steps(of_pyg, lambda data: (data.input_id, data.n_id[: data.batch_size])),
+    }
+
+
 def test_ranks_have_different_seeds_in_as_many_steps(cited: Path, ranks: RankPool) -> None:
     """With the random seed that rank 0 drew, whatever the others drew."""
-    saw = ranks.run(2, share_seeds, cited, SEEDS, OPTIONS)
+    saw = ranks.run(2, share_seeds, cited)
     assert saw[0]["drawn"] == saw[1]["drawn"]
     assert len(set(saw[0]["drawn"])) == 3
     seed = saw[0].pop("drawn")[0]

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import random_in_edges
-from programs import (
-    compare,
-    cooperate_near,
-    read_alone,
-    read_near,
-    read_with_placed_pages,
-)
+import torch.distributed as dist
+from datasets import CITES, random_in_edges, same_bits
+from programs import error_of
 from rank_pool import RankPool
 
-import gids
+import gids.distributed
 from gids.distributed.owners import PlacedOwners, hash_owners, range_owners
 from gids.distributed.place import place
-from gids.store.names import Relation
+from gids.sampler import LocalityBias, Neighbor
 from gids.write import DatasetWriter
 
 NODES = 1500
-CITES: Relation = ("paper", "cites", "paper")
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +30,26 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(1)
     with DatasetWriter(path, page_bytes=512) as writer:
         writer.write_table("node", "paper", "feat", torch.randn(NODES, 50, generator=generator))
-        writer.write_table("node", "paper", "half", torch.randn(NODES, 7, generator=generator).half())
-        writer.write_table(
-            "node", "paper", "code", torch.randn(NODES, 9, generator=generator), dtype=torch.int8, scale="row"
-        )
-        writer.write_labels("paper", torch.arange(NODES) % 7)
         writer.write_graph(CITES, *random_in_edges(NODES, NODES, 3), num_src=NODES)
     return path
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("owners", ["hash", "range", "heat"])
-def test_rows_are_those_of_one_process(one: Path, ranks: RankPool, size: int, owners: str) -> None:
-    arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
-    told = ranks.run(size, compare, one, one, "NodeLoader", arguments, {"owners": owners})
-    assert {t["steps"] for t in told} == {-(-500 // (30 * size))}
+def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
+    """With owners="heat": (pages of which this rank holds a copy, rows of them that it read, those of these
+    rows that are in its lines after two epochs)."""
+    options = {"window": 2, "memory": "8MB", "reads": "random", "tuning": gids.Tuning(cache=cache)}
+    with gids.distributed.open(dataset, owners="heat", **options) as source:
+        table, seeds = source.store.table("paper.feat"), torch.arange(0, NODES, 2)
+        loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True, seed=0)
+        wanted = torch.zeros(NODES, dtype=torch.bool)
+        for _ in range(2):
+            for minibatch in loader:
+                wanted[minibatch.input_nodes] = True
+                assert same_bits(minibatch.features[table.name], table.read_rows(minibatch.input_nodes))
+        owners = source.owners_of(table)
+        of_pages = torch.from_numpy(owners.held)[torch.arange(NODES) // table.rows_per_page]
+        cached, read = loader.feature_loader.cached_rows(table.name), of_pages & wanted
+        return int(owners.held.sum()), int(read.sum()), int((read & cached).sum())
 
 
 def test_placed_pages_stay_in_the_lines_of_their_rank(one: Path, ranks: RankPool) -> None:
@@ -58,40 +59,52 @@ def test_placed_pages_stay_in_the_lines_of_their_rank(one: Path, ranks: RankPool
         assert 0 < read == stayed
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("owners", "replicas", "size"), [("hash", 1, 2), ("heat", 1, 3), ("range", 2, 4), ("range", 1, 2)]
-)
+def read_near(dataset: Path, options: dict[str, Any], factor: float) -> list[torch.Tensor]:
+    """Read an epoch whose samplers favour the rows that each rank has. Returns these nodes, by rank.
+
+    Rows that are asked of other ranks are counted, and are those of other nodes.
+    """
+    rank = dist.get_rank()
+    with gids.distributed.open(dataset, memory="64MB", **options) as source:
+        table = source.store.table("paper.feat")
+        own = source.own_nodes(table.name)
+        sampler = Neighbor([4, 4], locality=LocalityBias(own, factor))
+        seeds = torch.arange(0, NODES, 4)
+        given: dict[str, Any] = {"tables": [table], "batch_size": 20, "shuffle": True, "seed": 0}
+        with gids.NodeLoader(source, seeds, sampler, **given) as loader:
+            nodes = torch.cat([minibatch.input_nodes for minibatch in loader])  # type: ignore[misc]
+            assert loader.stats()["group"]["rows asked"] == int((~own[rank][nodes]).sum())
+        return [*own, own[rank][nodes]]
+
+
+@pytest.mark.parametrize(("owners", "replicas", "size"), [("range", 2, 4), ("heat", 1, 2)])
 def test_a_bias_to_the_rows_of_its_rank_asks_for_fewer(
     one: Path, ranks: RankPool, owners: str, replicas: int, size: int
 ) -> None:
     options = {"owners": owners, "replicas": replicas, "tuning": gids.Tuning(cache="20kB")}
     plain, near = (ranks.run(size, read_near, one, options, factor) for factor in (1, 8))
-    for told in (plain, near):
-        for *own, _ in told:
-            holders = torch.stack(own).sum(0)
-            assert all(map(torch.equal, own, told[0]))
-            # By heat, the hottest pages may have copies.
-            assert (holders >= 1 if owners == "heat" else holders == replicas).all()
+    for *own, _ in (*plain, *near):
+        holders = torch.stack(own).sum(0)
+        # By heat, the hottest pages may have copies.
+        assert (holders >= 1 if owners == "heat" else holders == replicas).all()
+    for *own, _ in plain:
+        assert all(map(torch.equal, own, plain[0]))
     asked = [np.mean([1 - float(owned.float().mean()) for *_, owned in told]) for told in (plain, near)]
     assert asked[1] < 0.7 * asked[0]
 
 
-def test_the_owner_of_a_node_of_cooperative_minibatches_draws_by_its_mask(one: Path, ranks: RankPool) -> None:
-    ranks.run(2, cooperate_near, one, [torch.arange(NODES) % 2 == rank for rank in range(2)])
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("owners", ["hash", "range"])
-def test_copies_of_a_whole_dataset_exchange_in_columns(one: Path, ranks: RankPool, owners: str) -> None:
-    arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
-    whole, copied = (
-        ranks.run(4, compare, one, one, "NodeLoader", arguments, {"owners": owners, "replicas": copies})
-        for copies in (1, 2)
-    )
-    sent = [sum(t["stats"]["group"]["rows sent"] for t in told) for told in (whole, copied)]
-    # Half of the rows, and not three quarters, are of another rank of the column.
-    assert sent[1] / sent[0] == pytest.approx((1 / 2) / (3 / 4), rel=0.1)
+def read_alone(dataset: Path) -> list[str]:
+    """The errors of what reads or samples by itself with a source whose ranks read together."""
+    seeds = torch.arange(9)
+    calls: list[Callable[[gids.distributed.GroupSource], Any]] = [
+        lambda source: gids.FeatureLoader(source, ["paper.feat"]),
+        lambda source: gids.NodeLoader(source, seeds, [2], rank=0, world_size=1, seed=0),
+        pickle.dumps,
+        lambda source: gids.NodeLoader(source, seeds, [2], device="cuda", cooperative=True),
+        lambda source: source.own_nodes("paper.colour"),
+    ]
+    with gids.distributed.open(dataset) as source:
+        return [error_of(lambda call=call: call(source)) for call in calls]
 
 
 def test_what_reads_or_samples_by_itself_is_refused(one: Path, ranks: RankPool) -> None:
@@ -100,6 +113,7 @@ def test_what_reads_or_samples_by_itself_is_refused(one: Path, ranks: RankPool) 
         assert "all ranks of gids.distributed.open() share the seeds" in errors[1]
         assert "call gids.distributed.open() in each process" in errors[2]
         assert "device='cuda': cooperative minibatches are sampled on the CPU" in errors[3]
+        assert "no table 'paper.colour'" in errors[4]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

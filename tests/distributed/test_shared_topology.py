@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
 import mmap
-import signal
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import emulator
 import pytest
-import topology_programs
 import torch
-from datasets import random_in_edges
+import torch.distributed as dist
+from datasets import CITES, WRITES, random_in_edges
 from emulator import EmulatedDevice
-from processes import Processes
+from programs import check_same
 from rank_pool import RankPool
 
 import gids
+from gids import cuda
+from gids.sampler.device import pinned_graph
 from gids.store.names import Relation
 from gids.write import DatasetWriter
 
-PAPERS, AUTHORS = 6000, 2500
-CITES: Relation = ("paper", "cites", "paper")
-WRITES: Relation = ("author", "writes", "paper")
-PAPER_SEEDS = torch.arange(0, PAPERS, 50)
+PAPERS, AUTHORS = 2000, 900
+SEEDS = torch.arange(0, PAPERS, 100)
+SEVERAL: dict[Relation, tuple[int, int]] = {CITES: (PAPERS, PAPERS), WRITES: (AUTHORS, PAPERS)}
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(emulator.folder)
 
 
-def write(path: Path, relations: dict[Relation, tuple[int, int]]) -> Path:
-    with DatasetWriter(path) as writer:
-        for number, (relation, (num_src, num_dst)) in enumerate(relations.items()):
-            writer.write_graph(relation, *random_in_edges(num_src, num_dst, number), num_src=num_src)
-    return path
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("topology") / "one.gids", {CITES: (PAPERS, PAPERS)})
-
-
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    relations = {CITES: (PAPERS, PAPERS), WRITES: (AUTHORS, PAPERS)}
-    return write(tmp_path_factory.mktemp("topology") / "several.gids", relations)
+    path = tmp_path_factory.mktemp("topology") / "several.gids"
+    with DatasetWriter(path) as writer:
+        for number, (relation, (num_src, num_dst)) in enumerate(SEVERAL.items()):
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, number), num_src=num_src)
+    return path
 
 
 def pages(path: Path) -> list[int]:
@@ -60,106 +57,102 @@ def pages(path: Path) -> list[int]:
     return [-(-n // mmap.PAGESIZE) * mmap.PAGESIZE for n in nbytes]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("where", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("size", "opened_by"), [(2, "open"), (3, "distributed"), (3, "open")])
-@pytest.mark.parametrize("dataset", ["one", "several"])
-def test_ranks_have_one_copy_and_the_minibatches_of_their_own(
-    request: pytest.FixtureRequest, ranks: RankPool, dataset: str, size: int, opened_by: str, where: str
-) -> None:
-    if where == "cuda":
-        request.getfixturevalue("gpu")
-    folder = None if where == "cuda" else request.getfixturevalue("folder")
-    path: Path = request.getfixturevalue(dataset)
-    seeds = PAPER_SEEDS if dataset == "one" else {"paper": PAPER_SEEDS}
-    options = {"device": "cuda", "topology_on": "host"}
-    saw = ranks.run(
-        size, topology_programs.share, folder, path, seeds, opened_by, options, by_rank=[{}] * size
-    )
-    copy = pages(path)
-    assert [s["alone"] for s in saw] == [sum(copy)] * size
-    assert [s["allocated"] for s in saw] == [sum(copy)] + [0] * (size - 1)
-    assert [s["borrowed"] for s in saw] == [0] + [sum(copy)] * (size - 1)
-    assert f"0 bytes of host memory and {copy[0] + copy[1]} of another rank" in saw[1]["repr"]
-    assert all(all(s["over bus"]) for s in saw)
-    inodes = [m["inode"] for m in saw[0]["mappings"]]
-    assert len(set(inodes)) == len(copy)
-    for s in saw:
-        assert sorted(m["inode"] for m in s["mappings"]) == sorted(inodes)
-        assert sorted(m["Size"] for m in s["mappings"]) == sorted(copy)
-        assert s["left"] == []
-    for inode in inodes:
-        of_ranks = [m for s in saw for m in s["mappings"] if m["inode"] == inode]
-        assert sum(m["Pss"] for m in of_ranks) <= of_ranks[0]["Size"] < sum(m["Rss"] for m in of_ranks)
+@contextlib.contextmanager
+def emulated(folder: str | None) -> Iterator[None]:
+    """In a rank: the emulated device in place of a GPU. Its kernels are in the folder; None: a GPU."""
+    if folder is None:
+        yield
+        return
+    emulator.folder = Path(folder)
+    device = EmulatedDevice()
+    with patch.object(cuda, "open_device", lambda name=None: device):
+        yield
+    assert not device.mapped
 
 
-def test_only_arrays_that_several_ranks_keep_on_the_host_are_shared(
-    one: Path, ranks: RankPool, folder: str
-) -> None:
-    given = [{"topology_on": on} for on in ("host", "indptr", "device")]
-    saw = ranks.run(
-        3, topology_programs.share, folder, one, PAPER_SEEDS, "open", {"device": "cuda"}, by_rank=given
-    )
-    indptr, indices = pages(one)
-    assert [s["allocated"] for s in saw] == [indptr + indices, 0, 0]
-    assert [s["borrowed"] for s in saw] == [0, indices, 0]
-    assert [len(s["mappings"]) for s in saw] == [1, 1, 0]
-    assert [s["over bus"] for s in saw] == [[True], [True], [False]]
-    assert saw[0]["on the device"] == 0 < saw[1]["on the device"] < saw[2]["on the device"]
-
-
-def test_ranks_on_the_cpu_take_no_part(one: Path, ranks: RankPool, folder: str) -> None:
-    cuda = {"device": "cuda", "topology_on": "host"}
-    for devices, mappings in (([{}, cuda, cuda], [0, 2, 2]), ([cuda, {}, {}], [0, 0, 0])):
-        saw = ranks.run(3, topology_programs.share, folder, one, PAPER_SEEDS, "open", {}, by_rank=devices)
-        assert [len(s["mappings"]) for s in saw] == mappings
-
-
-def test_a_rank_that_cannot_share_makes_all_copy(one: Path, ranks: RankPool, folder: str) -> None:
-    saw = ranks.run(3, topology_programs.refuse, folder, one, PAPER_SEEDS, 1)
-    for s in saw:
-        assert s["mappings"] == []
-        assert (s["allocated"], s["borrowed"]) == (sum(pages(one)), 0)
-    assert [len(s["log"]) for s in saw] == [1, 0, 0]
-    assert "do not share the topology of" in saw[0]["log"][0]
-    assert "rank 1: [Errno 13] Permission denied" in saw[0]["log"][0]
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_fails_ends_the_making_of_the_loader_on_all(
-    one: Path, ranks: RankPool, folder: str, failing: int
-) -> None:
-    for rank, (kind, message) in enumerate(
-        ranks.run(2, topology_programs.fail, folder, one, PAPER_SEEDS, failing)
-    ):
-        assert kind == ("MemoryError" if rank == failing else "RankError")
-        assert ("no memory to convert" if rank == failing else "an exchange with the other ranks") in message
-
-
-def mapped_anywhere(inodes: list[int]) -> list[str]:
-    found = []
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            lines = maps.read_text().splitlines()
-        except OSError:  # it ended
-            continue
-        found += [at for at in lines if "memfd:gids" in at and int(at.split()[4]) in inodes]
+def shared_mappings() -> list[dict[str, int]]:
+    """The mappings of shared memory of this process: inode, and bytes by the kernel's name."""
+    found: list[dict[str, int]] = []
+    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        head, *lines = entry.splitlines()
+        if head.partition("memfd:")[2].startswith("gids"):
+            sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", "\n".join(lines), re.MULTILINE))
+            found.append({"inode": int(head.split()[4])} | {k: 1024 * int(v) for k, v in sizes.items()})
     return found
 
 
-@pytest.mark.slow
-def test_the_memory_outlives_the_rank_that_made_it_and_no_rank_leaves_anything(
-    one: Path, folder: str, tmp_path: Path
+def share(folder: str | None, path: Path, refusing: int | None, own: dict[str, Any]) -> dict[str, Any]:
+    """What a rank holds. Its loader is compared with one that has a copy of its own.
+
+    own: options of this rank. refusing: the rank that may not open the memory of others.
+    """
+    place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    common: dict[str, Any] = {"seed": 0, "batch_size": 4, "shuffle": True, "tables": []}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(emulated(folder))
+        source = stack.enter_context(gids.open(path))
+        if place["rank"] == refusing:
+            denied = PermissionError(13, "Permission denied")
+            stack.enter_context(patch.object(pinned_graph, "open_shared", side_effect=denied))
+        lines = list[str]()
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("gids").addHandler(handler)
+        stack.callback(logging.getLogger("gids").removeHandler, handler)
+        mine = stack.enter_context(gids.NodeLoader(source, {"paper": SEEDS}, [3], **common, **own))
+        memory = mine.stats()["memory"]
+        dist.barrier()  # all ranks have the loader
+        saw = {
+            "mappings": shared_mappings(),
+            "allocated": memory["topology"],
+            "on the device": memory["topology on the device"],
+            "log": [line for line in lines if "do not share" in line],
+        }
+        dist.barrier()
+        alone = gids.NodeLoader(source, {"paper": SEEDS}, [3], **common, **own, **place)
+        for a, b in zip(mine, stack.enter_context(alone), strict=True):
+            check_same(a, b)
+    gc.collect()
+    return saw | {"left": shared_mappings()}
+
+
+ON_HOST = {"device": "cuda", "topology_on": "host"}
+
+
+@pytest.mark.parametrize("where", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_ranks_have_one_copy_and_the_minibatches_of_their_own(
+    request: pytest.FixtureRequest, ranks: RankPool, several: Path, where: str
 ) -> None:
-    killed = tmp_path / "killed"
-    with Processes(2, topology_programs.live_on, folder, one, PAPER_SEEDS, killed) as processes:
-        inodes: list[Any] = [processes.told(rank) for rank in processes.ranks]
-        assert inodes[0] == inodes[1]
-        assert len(inodes[0]) == 2
-        processes.signal(0, signal.SIGKILL)
-        assert processes.has_ended(0)
-        killed.touch()
-        outcome = processes.outcome(1)
-        assert outcome.error is None, outcome
-        assert outcome.value == -(-len(PAPER_SEEDS) // 40)
-    assert mapped_anywhere(inodes[0]) == []
+    folder = request.getfixturevalue("gpu" if where == "cuda" else "folder")
+    saw = ranks.run(
+        3, share, None if where == "cuda" else folder, several, None, by_rank=[ON_HOST, ON_HOST, ON_HOST]
+    )
+    copy = pages(several)
+    assert [s["allocated"] for s in saw] == [sum(copy), 0, 0]
+    inodes = sorted(m["inode"] for m in saw[0]["mappings"])
+    assert len(set(inodes)) == len(copy)
+    for s in saw:
+        assert sorted(m["inode"] for m in s["mappings"]) == inodes
+        assert sorted(m["Size"] for m in s["mappings"]) == sorted(copy)
+        assert s["left"] == []
+
+
+def test_only_arrays_that_several_ranks_keep_on_the_host_are_shared(
+    several: Path, ranks: RankPool, folder: str
+) -> None:
+    on_cuda = [{"device": "cuda", "topology_on": on} for on in ("host", "indptr", "device")]
+    saw = ranks.run(4, share, folder, several, None, by_rank=[*on_cuda, {}])
+    copy = pages(several)
+    assert [s["allocated"] for s in saw[:3]] == [sum(copy), 0, 0]
+    for s, shared in zip(saw, (copy[1::2], copy[1::2], [], []), strict=True):
+        assert sorted(m["Size"] for m in s["mappings"]) == sorted(shared), "of indices"
+    assert saw[0]["on the device"] == 0 < saw[1]["on the device"] < saw[2]["on the device"]
+
+
+def test_a_rank_that_cannot_share_makes_all_copy(several: Path, ranks: RankPool, folder: str) -> None:
+    saw = ranks.run(3, share, folder, several, 1, by_rank=[ON_HOST, ON_HOST, ON_HOST])
+    for s in saw:
+        assert s["mappings"] == []
+        assert s["allocated"] == sum(pages(several))
+    assert [len(s["log"]) for s in saw] == [2, 0, 0], "for each relation"
+    assert "rank 1: [Errno 13] Permission denied" in saw[0]["log"][0]

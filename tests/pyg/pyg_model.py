@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
-from gids.cuda import Device
 from gids.store import FeatureStore, graphs_of
 from gids.store.names import Relation
 from gids.write import DatasetWriter
@@ -163,23 +161,3 @@ def assert_all_same(ours: Iterable[Any], theirs: Iterable[Any]) -> None:
     """The same minibatches."""
     for mine, other in zip(ours, theirs, strict=True):
         assert_same(mine, other)
-
-
-def assert_same_on(device: Device, make: Callable[..., Any], steps: int = 100, **options: Any) -> None:
-    """A loader yields the same on a device as on the CPU, and all tensors but input_id are there."""
-    found = []
-    for name in ("cpu", "cuda"):
-        with make(device=name, **options) as loader:
-            found.append(list(itertools.islice(loader, steps)))
-    for batch in found[1]:
-        for storage in stores(batch).values():
-            for name, value in storage.items():
-                if isinstance(value, torch.Tensor) and name != "input_id":
-                    assert value.device == device.torch_device, name
-    assert_all_same((batch.cpu() for batch in found[1]), found[0])
-
-
-def assert_drawn_by_weight(edges: torch.Tensor, weights: torch.Tensor, destinations: torch.Tensor) -> None:
-    """edges: ids of drawn edges. Those of weight 0 lead to nodes that have no others."""
-    totals = torch.zeros(int(destinations.max()) + 1).index_add(0, destinations, weights.float())
-    assert ((weights[edges] > 0) | (totals[destinations[edges]] == 0)).all()

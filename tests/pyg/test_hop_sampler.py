@@ -1,4 +1,4 @@
-"""HopSampler without a loader: fanouts of 0, wrong arguments. Tests of loaders compare its minibatches."""
+"""HopSampler without a loader. Tests of loaders compare its minibatches."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def test_a_type_that_is_never_a_source() -> None:
     assert found.input_nodes["b"].tolist() == list(range(10))  # type: ignore[index]
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("weighted", "replace"), [(False, False), (True, False), (True, True)])
 def test_every_hop_draws_as_a_sampler_of_its_own(weighted: bool, replace: bool) -> None:
     relations = [("a", "one", "a"), ("a", "two", "a")]
     graphs = [graph(relation, 90, 90, i) for i, relation in enumerate(relations)]
@@ -38,32 +37,21 @@ def test_every_hop_draws_as_a_sampler_of_its_own(weighted: bool, replace: bool) 
         weights = {relations[1]: np.random.default_rng(2).random(graphs[1].num_edges).astype(np.float32)}
     counts = {relations[0]: [2, -1, 1], relations[1]: [3, 1, 0]}
     sampler = HopSampler(counts, replace=replace, weights=weights)
-    for step in range(3):
-        seeds = {"a": torch.arange(step, 90, 11)}
-        numbers = {"seed": 5, "epoch": 1, "step": step}
-        found = sampler.sample(graphs, seeds, **numbers)
-        nodes = found.input_nodes["a"]  # type: ignore[index]
-        begins = np.cumsum([0, *found.nodes_per_hop["a"]])
-        at = dict.fromkeys(relations, 0)
-        for hop in range(3):
-            newest = nodes[begins[hop] : begins[hop + 1]]
-            alone = Neighbor([{r: counts[r][hop] for r in relations}], replace=replace, weights=weights)
-            expected = alone.sample(graphs, {"a": newest}, **numbers)
-            for relation in relations:
-                block: Any = expected.blocks[0][relation]  # type: ignore[index, call-overload]
-                edges = found.edges[relation]
-                here = slice(at[relation], at[relation] + edges.per_hop[hop])
-                at[relation] = here.stop
-                src, dst = block.coo()
-                assert torch.equal(edges.ids[here], block.edge_ids)
-                assert torch.equal(nodes[edges.index[0, here]], expected.input_nodes["a"][src])  # type: ignore[index]
-                assert torch.equal(edges.index[1, here], dst + begins[hop])
-
-
-def test_wrong_counts_are_refused() -> None:
-    by_type: list[Any] = [{("a", "to", "a"): 3}, {("a", "x", "a"): [1], ("a", "y", "a"): []}]
-    for counts in ([1.5], [True], [-2], *by_type):
-        with pytest.raises(ValueError, match="give a number for each hop"):
-            HopSampler(counts)
-    with pytest.raises(ValueError, match="give a list for each relation"):
-        HopSampler({("a", "x", "a"): [1]}).sample(graph(("a", "to", "a"), 30, 30, 0), torch.arange(3), seed=0)
+    numbers = {"seed": 5, "epoch": 1, "step": 2}
+    found = sampler.sample(graphs, {"a": torch.arange(2, 90, 11)}, **numbers)
+    nodes = found.input_nodes["a"]  # type: ignore[index]
+    begins = np.cumsum([0, *found.nodes_per_hop["a"]])
+    at = dict.fromkeys(relations, 0)
+    for hop in range(3):
+        newest = nodes[begins[hop] : begins[hop + 1]]
+        alone = Neighbor([{r: counts[r][hop] for r in relations}], replace=replace, weights=weights)
+        expected = alone.sample(graphs, {"a": newest}, **numbers)
+        for relation in relations:
+            block: Any = expected.blocks[0][relation]  # type: ignore[index, call-overload]
+            edges = found.edges[relation]
+            here = slice(at[relation], at[relation] + edges.per_hop[hop])
+            at[relation] = here.stop
+            src, dst = block.coo()
+            assert torch.equal(edges.ids[here], block.edge_ids)
+            assert torch.equal(nodes[edges.index[0, here]], expected.input_nodes["a"][src])  # type: ignore[index]
+            assert torch.equal(edges.index[1, here], dst + begins[hop])
