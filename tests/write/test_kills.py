@@ -72,20 +72,3 @@ def test_a_rename_survives_in_both_directories_or_in_neither(disk, tmp_path):
     assert survivors(disk, tmp_path / "1", names=False) == {"a.gids/manifest.json": b"old"}
     apply(disk, ("fsync", "ssd"))
     assert survivors(disk, tmp_path / "2", names=False) == {"ssd/b.gids/manifest.json": b"old"}
-
-
-def test_a_link_is_a_second_name_of_the_same_data(disk, tmp_path):
-    apply(disk, ("link", "a.gids/manifest.json", "/work/ssd/m"))
-    assert survivors(disk, tmp_path / "1", names=False) == {"a.gids/manifest.json": b"old"}
-    apply(disk, ("fsync", "ssd"), ("unlink", "a.gids/manifest.json"))
-    assert disk.contents() == {"ssd/m": b"old"}
-    assert survivors(disk, tmp_path / "2", names=False) == dict.fromkeys(
-        ("a.gids/manifest.json", "ssd/m"), b"old"
-    )
-
-
-def test_call_that_is_not_simulated_fails(disk):
-    with pytest.raises(NotImplementedError, match="not simulated"):
-        apply(disk, ("unknown", "x"))
-    apply(disk, ("failed", "y"))
-    assert disk.at("/work/y") is None
