@@ -110,6 +110,7 @@ UNREADABLE = [
     ("convert a b --split half", "is not a list of numbers such as 0.6,0.2,0.2"),
     ("convert --stripe disk a b", "usage: gids convert SRC [SRC ...] DST [option ...]"),
     ("convert '' y.gids", "'' is not a path"),
+    ("export a.gids feat x.npy --memory 16XB", "argument --memory: '16XB' is not a size in bytes: use 4096, 256MB"),
     ("generate g --nodes 1.5", "is not an integer of 0 or more: write 1000000 or 1e6"),
     ("generate g --split 0.9,0.9,0", "is not three fractions with a sum of at most 1"),
     ("heat a.gids --fanouts 3,x", "'3,x' is not a list of fanouts such as 10,5,5"),
