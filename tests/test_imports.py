@@ -136,15 +136,6 @@ def test_another_system_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPat
         runpy.run_path(gids.__file__)
 
 
-def test_a_missing_dependency_of_native_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def import_module(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'nanobind_backend'", name="nanobind_backend")
-
-    monkeypatch.setattr("importlib.import_module", import_module)
-    with pytest.raises(ModuleNotFoundError, match="nanobind_backend"):
-        gids.__getattr__("_core")
-
-
 COPIES = {"cuda/device.py", "write/table_writer.py"}
 """What may copy a tensor to the host by itself: on_host(), and the writer, which knows no device."""
 
@@ -166,26 +157,6 @@ def test_only_on_host_copies_tensors_to_the_host() -> None:
     assert found.keys() == COPIES, (
         f"{found}: use gids.cuda.on_host(), which waits for the stream that makes the tensor"
     )
-
-
-VAGUE = {"found", "given", "of"}
-
-
-def vague_names(source: Path) -> set[str]:
-    """Names of variables and arguments that do not say what these hold. Fields of a format may have them."""
-    nodes = nodes_of(source)
-    fields = {id(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
-    variables = {
-        n.id
-        for n in nodes
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and id(n) not in fields
-    }
-    return (variables | {n.arg for n in nodes if isinstance(n, ast.arg)}) & VAGUE
-
-
-def test_a_variable_says_what_it_holds() -> None:
-    names = {path.relative_to(ROOT).as_posix(): vague_names(path) for path in sorted(ROOT.rglob("*.py"))}
-    assert {name: vague for name, vague in names.items() if vague} == {}
 
 
 def test_lines_of_native_code_have_at_most_120_characters() -> None:
