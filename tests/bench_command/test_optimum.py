@@ -80,10 +80,3 @@ def test_unique_pages_keep_the_order_of_first_use():
     with pytest.raises(IndexError, match="id 400 at position 1 is beyond page 100"):
         _core.unique_pages(np.array([3, 400]), 4, marks, 99, np.empty(2, np.int64))
 
-
-@pytest.mark.parametrize(
-    ("following", "ends"), [([1, 1], [0, 1, 2]), ([5], [0, 2, 1]), ([5, 5], [0, 1, 1]), ([0], [0, 1, 1])]
-)
-def test_impossible_next_uses_are_refused(following, ends):
-    with pytest.raises(ValueError, match="min_hits"):
-        _core.min_hits(np.array(following, np.uint32), np.array(ends, np.int64), 1, 0, np.empty(2, np.int64))

@@ -103,12 +103,3 @@ def test_unsigned_times_are_stored(tmp_path):
     assert np.array_equal(store.node_times("n"), times)
     assert store.graph().indices.tolist() == [2, 0, 1]
 
-
-@pytest.mark.parametrize("target", [torch.float32, torch.int8])
-def test_shorter_floats_than_tables_have_are_stored(tmp_path, target):
-    values = torch.arange(-8, 8).view(4, 4).to(torch.float8_e4m3fn)
-    scale = "row" if target == torch.int8 else None
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "n", "k", values, dtype=target, scale=scale)
-    rows = FeatureStore(tmp_path / "a.gids").table("n.k").read_rows(range(4))
-    assert torch.allclose(rows.double(), values.double(), atol=0 if target != torch.int8 else 8 / 127)

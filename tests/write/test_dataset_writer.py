@@ -226,15 +226,6 @@ def test_full_disk_raises_and_publishes_nothing(key):
             assert torch.equal(FeatureStore(place / "a.gids").read_rows(range(2000)), ROWS)
 
 
-def test_disk_without_inodes_is_reported_at_the_start():
-    with small_disk("1m,nr_inodes=2") as place:  # one for the root, one for NAME.partial
-        match = r"No space left .* while writing a\.gids \(.*, no inodes free\); nothing was published; free"
-        with pytest.raises(StorageError, match=match) as caught:
-            DatasetWriter(place / "a.gids", resume_key={"source": 1})
-        assert caught.value.errno == errno.ENOSPC
-        assert list(place.iterdir()) == []
-
-
 def test_error_names_the_full_disk_among_several(tmp_path):
     with small_disk("64k") as place:
         (place / "else").write_bytes(bytes(64 << 10))
