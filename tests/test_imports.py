@@ -136,29 +136,6 @@ def test_another_system_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPat
         runpy.run_path(gids.__file__)
 
 
-COPIES = {"cuda/device.py", "write/table_writer.py"}
-"""What may copy a tensor to the host by itself: on_host(), and the writer, which knows no device."""
-
-
-def copies_to_host(source: Path) -> list[int]:
-    """The lines on which a file calls a tensor's cpu(), or to("cpu")."""
-    return [
-        call.lineno
-        for call in nodes_of(source)
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and (call.func.attr == "cpu" or (call.func.attr == "to" and "'cpu'" in map(ast.unparse, call.args)))
-    ]
-
-
-def test_only_on_host_copies_tensors_to_the_host() -> None:
-    lines = {path.relative_to(ROOT).as_posix(): copies_to_host(path) for path in sorted(ROOT.rglob("*.py"))}
-    found = {name: numbers for name, numbers in lines.items() if numbers}
-    assert found.keys() == COPIES, (
-        f"{found}: use gids.cuda.on_host(), which waits for the stream that makes the tensor"
-    )
-
-
 def test_lines_of_native_code_have_at_most_120_characters() -> None:
     repository = Path(__file__).parents[1]
     long = [

@@ -125,16 +125,6 @@ def test_blocks_of_a_scan_come_in_any_order_and_a_scan_may_be_left(tmp_path):
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_stores_and_tables_are_pickled_by_name(dataset):
-    store = FeatureStore(dataset)
-    before = store.read_rows([3, 4], "paper.feat")
-    again = pickle.loads(pickle.dumps(store))
-    assert torch.equal(again.read_rows([3, 4], "paper.feat"), before)
-    data = pickle.dumps(store.table("paper.feat"))
-    assert len(data) < 4000, "the mapped shards are not in the pickle"
-    assert torch.equal(pickle.loads(data).read_rows([3, 4]), before)
-
-
 def test_types_with_odd_names_stay_inside_the_dataset(tmp_path):
     names = ["../../etc", "a/b", "a.b", "ünï", " ", "*", "con.", "%2E", "\n"]
     with DatasetWriter(tmp_path / "a.gids") as writer:

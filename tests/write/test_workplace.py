@@ -3,7 +3,6 @@
 test_kills.py kills every command at many calls; these are the named cases.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -215,10 +214,3 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced_and_no_work_is_lost(tmp_
     assert writer.resumed
     writer.close(discard=True)
 
-
-def test_stripe_directories_in_the_workplace_are_refused_before_anything_is_written(path, partial):
-    stopped(path)
-    before = json.loads((partial / "progress.json").read_bytes())
-    with pytest.raises(ValueError, match=r"is inside .*, which is removed"):
-        DatasetWriter(path, stripe=[partial / "dataset"])
-    assert json.loads((partial / "progress.json").read_bytes()) == before
