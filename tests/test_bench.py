@@ -133,12 +133,3 @@ def test_another_law_of_draws_is_noticed(monkeypatch):
     by_degree = {"count": matrix_sampling.OUR_LADIES["degree"]}
     monkeypatch.setattr(matrix_sampling, "OUR_LADIES", by_degree)
     assert not matrix_sampling.compare_draws(args, Figures(args))
-
-
-def test_the_reads_that_a_disk_needs_follow_from_the_model(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    import accesses
-
-    disk = {"peak": 1.5e6, "overhead_s": 41e-6}  # the paper's Optane
-    assert accesses.model(accesses.needed(0.95, **disk), **disk) == pytest.approx(0.95 * 1.5e6)
-    assert accesses.model(1, **disk) == pytest.approx(1 / (41e-6 + 1 / 1.5e6))

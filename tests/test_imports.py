@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.metadata
 import re
 import runpy
@@ -55,20 +54,13 @@ PUBLIC = ("distributed", "heat", "inference", "loader", "sampler", "write")
 """The parts of which pages for users name something; gids.dgl, pyg and graphbolt need their frameworks."""
 
 
-@functools.cache
-def nodes_of(source: Path) -> list[ast.AST]:
-    """What a file has when it runs; without what is for type checking."""
-    tree = ast.parse(source.read_text())
+def imported_parts(source: Path) -> set[str]:
+    """Parts of gids that a file imports when it runs: what is for type checking does not count."""
+    tree, parts = ast.parse(source.read_text()), set()
     for node in tree.body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = [ast.Pass()]
-    return list(ast.walk(tree))
-
-
-def imported_parts(source: Path) -> set[str]:
-    """Parts of gids that a file imports."""
-    parts = set()
-    for node in nodes_of(source):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             parts |= {n.name.split(".")[1] for n in node.names if n.name.startswith("gids.")}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -79,4 +79,3 @@ def test_unique_pages_keep_the_order_of_first_use():
         assert out[:count].tolist() == list(dict.fromkeys((ids // 4).tolist()))
     with pytest.raises(IndexError, match="id 400 at position 1 is beyond page 100"):
         _core.unique_pages(np.array([3, 400]), 4, marks, 99, np.empty(2, np.int64))
-

@@ -11,7 +11,6 @@ from datasets import save_arrays
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.sizes import parse_bytes
 
 RNG = np.random.default_rng(42)
 FEAT = RNG.standard_normal((50, 7), np.float32)
@@ -116,22 +115,6 @@ def test_tables_at_a_path_of_any_bytes(tmp_path, capsysbinary):
     capsysbinary.readouterr()
     gids("verify", folder / "b.gids", "--against", table)
     assert capsysbinary.readouterr().out == os.fsencode(f"{folder}/b.gids: no faults\n")
-
-
-def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):
-    header = np.lib.format.header_data_from_array_1_0(FEAT) | {"shape": (1 << 40,)}
-    with open(tmp_path / "x.npy", "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + (1 << 42))
-    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
-    error = capsys.readouterr().err
-    found = re.search(
-        r"not enough room, and nothing more was written: (.*) needed, (.*) free on the disk of: (.*)", error
-    )
-    needed = parse_bytes(found[1])  # no more: there is no graph, label or split
-    assert 1.02 * (1 << 42) > needed > (1 << 42) > parse_bytes(found[2])
-    assert found[3] == str(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
 def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd):

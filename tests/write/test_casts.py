@@ -102,4 +102,3 @@ def test_unsigned_times_are_stored(tmp_path):
     store = FeatureStore(tmp_path / "a.gids")
     assert np.array_equal(store.node_times("n"), times)
     assert store.graph().indices.tolist() == [2, 0, 1]
-

@@ -11,7 +11,7 @@ from gids import FormatError, _core
 from gids.store import FeatureStore, verify
 from gids.store.rows import ArrayRows
 from gids.write import DatasetWriter, edge_list
-from gids.write.edges import EdgeSorter, out_degrees, out_edges
+from gids.write.edges import EdgeSorter, out_degrees
 from gids.write.graph_writer import chosen_index_dtype
 
 RELATION = ("a", "to", "b")
@@ -74,21 +74,6 @@ def test_failing_worker_ends_the_sort(tmp_path):
     sorter = EdgeSorter(tmp_path, 3000, lambda *arrays: None, workers=3)
     with pytest.raises(OSError, match="gone"):
         sorter.sort(pieces, edges.count, 0, 60)
-
-
-@pytest.mark.parametrize("block_bytes", [8, 40, 1 << 20])
-def test_edges_of_a_csr_matrix_are_listed(block_bytes):
-    rng = np.random.default_rng(3)
-    degrees = np.where(rng.random(50) < 0.4, 0, rng.integers(0, 9, 50))
-    indptr, indices = np.concatenate([[0], np.cumsum(degrees)]), rng.integers(0, 20, degrees.sum())
-    edges = out_edges(indptr, indices.astype(np.int32), num_dst=20)
-    assert (edges.count, edges.num_src) == (len(indices), 50)
-    sources, destinations, ids = (
-        np.concatenate(parts) for parts in zip(*edges.pieces(block_bytes), strict=True)
-    )
-    assert np.array_equal(sources, np.repeat(np.arange(50), degrees))
-    assert np.array_equal(destinations, indices)
-    assert np.array_equal(ids, np.arange(len(indices)))
 
 
 def test_out_degrees_are_counted_in_pieces_and_saturate():

@@ -213,4 +213,3 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced_and_no_work_is_lost(tmp_
     writer = DatasetWriter(path, resume_key={"source": 1})
     assert writer.resumed
     writer.close(discard=True)
-
