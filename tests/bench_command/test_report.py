@@ -32,18 +32,6 @@ def test_a_table_omits_empty_columns():
     ]
 
 
-def test_a_table_of_one_setting_has_a_column_per_figure():
-    report = Report("test", ["gids"])
-    report.add({"place": "a"}, {"score": 1.0, "time": 0.25})
-    report.add({"place": "bb"}, {"score": 22.0})
-    assert report.as_text({"place": "place"}, COLUMNS).splitlines()[2:6] == [
-        "place        a      bb",
-        "----------------------",
-        "score     1.00   22.00",
-        "time    250 ms       -",
-    ]
-
-
 def test_a_path_that_cannot_be_written_is_refused_before_the_measurement(tmp_path):
     (tmp_path / "old").write_text("kept")
     check_writable(tmp_path / "old")

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import resource
-import signal
 import subprocess
 
 import numpy as np
@@ -235,15 +233,3 @@ def test_error_names_the_full_disk_among_several(tmp_path):
                 writer.write_table("node", "n", "k", ROWS)
         assert [p.name for p in place.iterdir()] == ["else"]
     assert not (tmp_path / "a.gids.partial").exists()
-
-
-def test_file_size_limit_is_reported_as_a_full_disk(tmp_path):
-    def write():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        with pytest.raises(StorageError, match=r"Errno 27.* File too large while writing table a\.ä/n\.k"):
-            with DatasetWriter(tmp_path / "a.gids") as writer:
-                writer.write_table("node", "a.ä/n", "k", ROWS)
-
-    ended(write)
-    assert list(tmp_path.iterdir()) == []
