@@ -79,7 +79,8 @@ def test_info_prints_shards_scales_and_relations_without_topology(tmp_path, caps
     lines = capsys.readouterr().out.splitlines()
     text = r"  a\x1b[31m\nb.x  int8 with a scale per row, 50 x 400  5 pages of 4096 B, 10 rows each  20.5 kB"
     assert text in lines, "names do not control the terminal"
-    assert [line.split(".bin  ")[1] for line in lines if ".bin" in line][:2] == ["12.3 kB, 60.0%", "8.2 kB, 40.0%"]
+    shards = [line.split(".bin  ")[1] for line in lines if ".bin" in line]
+    assert shards[:2] == ["12.3 kB, 60.0%", "8.2 kB, 40.0%"]
     assert "  c.to.c  9 edges  no topology" in lines
 
 

@@ -50,7 +50,8 @@ def read_all(folder: Path) -> None:
         writer.write_edges(("_N", "_E", "_N"), edges, times=rng.integers(0, 100, EDGES))
     store = FeatureStore(folder / "a.gids")
     graph = store.graph()
-    indptr, indices, times = (Path(a.filename) for a in (graph.indptr, graph.indices, graph.edge_times))  # type: ignore[union-attr]
+    arrays: list[Any] = [graph.indptr, graph.indices, graph.edge_times]
+    indptr, indices, times = (Path(array.filename) for array in arrays)
     topology, seeds = Topology(graph), torch.arange(1200, 1264)
 
     def sample(sampler: Any, seeds: Any = seeds) -> Callable[[], torch.Tensor]:
@@ -81,8 +82,7 @@ def read_all(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_readers_of_a_file_that_ends_early_raise_storage_error(tmp_path: Path) -> None:
-    """Samplers, loaders and NumPy; the same as before once the file is whole again. A read that nothing guards
-    ends the process."""
+    """The same as before once the file is whole again. A read that nothing guards ends the process."""
     done = Fork(tmp_path / "fork", read_all, tmp_path).done()
     assert done.returncode == 0, done.stdout + done.stderr
 

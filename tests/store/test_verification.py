@@ -1,4 +1,4 @@
-"""Verification: a flipped bit, wrong pages; parts with a wrong owner, that are missing or of another dataset."""
+"""Verification: a flipped bit, wrong pages, a wrong owner, parts that are missing or of another dataset."""
 
 import dataclasses
 import shutil

@@ -15,7 +15,7 @@ FLAGS = RNG.random((500, 7)) < 0.5
 
 
 def test_other_bytes_in_a_bool_source_are_true(tmp_path):
-    """Such an array is what .view(bool) of numbers gives. Labels of one column are classes, of several bools."""
+    """Such an array is what .view(bool) of numbers gives. Labels of one column are classes."""
     odd = np.where(FLAGS, RNG.integers(1, 256, FLAGS.shape), 0).astype(np.uint8).view(bool)
     np.savez(tmp_path / "s.npz", x=odd, y=odd)
     np.savez(tmp_path / "one.npz", x=odd, y=odd[:, 0])
