@@ -187,7 +187,11 @@ def change_the_header(path):
         (lambda d: os.truncate(d / SHARD, 512), FormatError, "truncated: 512 bytes, expected 5120"),
         (lambda d: os.truncate(d / SHARD, 9999), FormatError, "too long: 9999 bytes"),
         (lambda d: os.truncate(d / "graph/paper.cites.paper/indices.npy", 100), FormatError, "truncated"),
-        (lambda d: change_the_header(d / "nodes/paper.label.npy"), FormatError, "header of a .npy file with int64"),
+        (
+            lambda d: change_the_header(d / "nodes/paper.label.npy"),
+            FormatError,
+            "header of a .npy file with int64",
+        ),
         (lambda d: [(d / SHARD).unlink(), os.mkfifo(d / SHARD)], FormatError, "not a regular file"),
     ],
     ids=["no dataset", "no manifest", "no file", "short", "long", "short array", "header", "no regular file"],

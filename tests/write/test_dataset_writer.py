@@ -175,7 +175,7 @@ def test_a_closed_writer_is_refused(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         put(writer, ROWS)
     with pytest.raises(ValueError, match=r"the writer of a\.gids is closed"):
-        put(writer, ROWS)
+        put(writer, ROWS, "other")
 
 
 class Slices:

@@ -63,9 +63,7 @@ def test_a_damaged_topology_is_refused():
             community_order([(np.array(indptr), np.array(indices))], np.ones(2, np.uint32))
 
 
-@pytest.mark.parametrize(
-    ("shape", "stripe"), [((1000, 64), 1), ((999, 3, 5), 3), ((1,), 1), ((0, 4), 3)]
-)
+@pytest.mark.parametrize(("shape", "stripe"), [((1000, 64), 1), ((999, 3, 5), 3), ((1,), 1), ((0, 4), 3)])
 def test_ordered_rows_are_scanned_in_the_order_of_ids(tmp_path, shape, stripe):
     rng = np.random.default_rng(2)
     values = rng.standard_normal(shape).astype(np.float32)
