@@ -129,7 +129,7 @@ def test_another_law_of_draws_is_noticed(monkeypatch):
     import matrix_sampling
     from harness import Figures
 
-    args = Namespace(json=None, small=True, draws=2000, seed=0, fanouts=[], sizes=[])
+    args = Namespace(json=None, small=True, draws=1000, seed=0, fanouts=[], sizes=[])
     by_degree = {"count": matrix_sampling.OUR_LADIES["degree"]}
     monkeypatch.setattr(matrix_sampling, "OUR_LADIES", by_degree)
     assert not matrix_sampling.compare_draws(args, Figures(args))

@@ -14,7 +14,7 @@ import gpu
 import gpu_check
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("question", "said"),
     [
