@@ -63,7 +63,7 @@ def test_the_command_line_repeats_what_it_must_not_import():
 
 @pytest.mark.slow
 def test_sides_train_in_processes_of_their_own(dataset, bench):
-    _, report = bench("epoch", dataset, *SMALL, "--seconds", 60)
+    _, report = bench("epoch", dataset, *SMALL, "--seconds", 60, "--with", "torch")
     metrics = {f["setting"]["side"]: f["metrics"] for f in report["figures"]}
     assert list(metrics) == ["gids", "stock, MADV_RANDOM", "stock"]
     assert metrics["gids"]["batches"] == 3

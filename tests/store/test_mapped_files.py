@@ -68,7 +68,7 @@ def read_all(folder: Path) -> None:
             check(path, sample(sampler))
     check(times, sample(Neighbor([5, 5], temporal="edges"), TimedSeeds(seeds, torch.full((64,), 50))))
     check(indices, lambda: torch.from_numpy(reverse_pagerank(store, {"_N": np.arange(9)})["_N"]))
-    check(indices, lambda: torch.from_numpy(np.array(graph.indices[::7])))
+    check(indices, lambda: torch.from_numpy(graph.indices[::7].astype(np.int64)))
     with gids.open(store, memory="16MB", threads=2) as source:
         loader = gids.NodeLoader(source, torch.arange(2400, NODES), [2], batch_size=30, seed=0)
 
@@ -83,7 +83,7 @@ def read_all(folder: Path) -> None:
 @pytest.mark.slow
 def test_readers_of_a_file_that_ends_early_raise_storage_error(tmp_path: Path) -> None:
     """The same as before once the file is whole again. A read that nothing guards ends the process."""
-    done = Fork(tmp_path / "fork", read_all, tmp_path).done()
+    done = Fork(tmp_path / "fork", read_all, tmp_path, modules=("gids.convert", "forks")).done()
     assert done.returncode == 0, done.stdout + done.stderr
 
 
