@@ -1,9 +1,8 @@
-"""A small file system, which fills up; a file system over another one."""
+"""A small file system, which fills up."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -29,10 +28,3 @@ def mounted(command: list[str | Path], what: str) -> Iterator[Path]:
 def small_disk(size: str) -> contextlib.AbstractContextManager[Path]:
     """A new file system of this size. Skips if mounting is not allowed."""
     return mounted(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs"], "a small file system")
-
-
-def fuse(folder: Path, *options: str) -> contextlib.AbstractContextManager[Path]:
-    """A new FUSE file system of a folder. Skips without bindfs."""
-    if shutil.which("bindfs") is None:
-        pytest.skip("no bindfs here")
-    return mounted(["bindfs", *options, folder], "a FUSE file system")

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from epoch_results import train_here
-
-from gids.bench.features import map_array
-from gids.cli import main as gids_command
-from gids.convert.synthetic import GraphSpec, write_graph
-from gids.store import FeatureStore
 
 BENCH = Path(__file__).parents[1] / "bench"
 IN_MEMORY = (
@@ -86,23 +82,15 @@ def run(monkeypatch, capfd):
         ("sampling.py", ["--temporal"], "nodes, last over uniform, edges/s"),
         ("matrix_sampling.py", [], "LADIES by degree, 4 in bulk: time by matrices over gids"),
         ("cooperation.py", ["--plot"], "1.5D with adjacency rows, words of a bulk"),
-        (
-            "sampling.py",
-            ["--samplers", "ladies", "walk", "labor-star"],
-            "labor-star, 1 thread, gids over dgl",
-        ),
         ("placement.py", [], "where rows come from"),
         ("loading.py", ["cold", "--plot"], "torch, MADV_RANDOM, over gids, window 16: first minibatch"),
-        ("loading.py", ["cold", "--sampler", "ladies"], "torch, read-ahead, over gids, window 16"),
         ("loading.py", ["windows"], "window-pin, W = 4, over random: hits"),
         ("loading.py", ["buffer"], "none over 20 %, reverse PageRank: bytes read"),
         ("loading.py", ["memory"], "over"),  # "disks" limits this process
         ("accumulator.py", [], "8 seeds, the rule over twice the queue: rows/s"),
         ("ranks.py", [], "ladies-distinct, parts: epoch"),
-        ("placement.py", ["--times"], "seconds of preprocessing"),
         ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
         ("labor.py", ["--plot"], "input nodes, LADIES less than LABOR-*"),
-        ("labor.py", ["--bulk", "2"], "dense, LADIES: accuracy, 2 in bulk"),
         (
             "dependent.py",
             ["work", "--plot"],
@@ -114,7 +102,6 @@ def run(monkeypatch, capfd):
         ("packs.py", ["--plot"], "rows that differ from the table: 0 of "),
         ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
         ("pack_versions.py", ["--datasets", "BIG"], "BIG, default, 32 MB: later epochs"),
-        ("pack_versions.py", ["--datasets", "MID", "--before", sys.executable], "over the version before: "),
     ],
 )
 def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch, request):
@@ -136,28 +123,13 @@ def test_benchmark_runs(name, args, said, tmp_path, run, monkeypatch, request):
     assert [path.name for path in tmp_path.iterdir()] == [result.name]
 
 
-def test_a_cold_side_does_not_begin_with_features_in_the_page_cache(on_disk, tmp_path, monkeypatch):
+def test_another_law_of_draws_is_noticed(monkeypatch):
+    """By matrix_sampling.py, which compares the draws of gids with those of matrices."""
     monkeypatch.syspath_prepend(BENCH)
-    import loading_side
+    import matrix_sampling
+    from harness import Figures
 
-    write_graph(tmp_path / "graph", GraphSpec(2000, degree=4, dim=128, train_count=100))
-    assert gids_command(["convert", str(tmp_path / "graph"), str(tmp_path / "graph.gids"), "--quiet"]) == 0
-    sizes = {"sampler": "neighbor", "fanouts": [2, 2], "batch_size": 8, "batches": 3, "memory": "20MB"}
-    config = {"dataset": str(tmp_path / "graph.gids"), "mapped": "", "window": 2, "args": sizes}
-    side = loading_side.run(config)
-    assert side["cached"] == 0
-    assert len(side["rows"]) == len(side["aggregation_ms"]) == 3
-    (table,) = FeatureStore(config["dataset"]).tables.values()
-    held = map_array(table, random_access=False)
-    held.sum()
-    with pytest.raises(OSError, match="100% of the features are in the page cache"):
-        loading_side.run(config)
-
-
-def test_the_reads_that_a_disk_needs_follow_from_the_model(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    import accesses
-
-    disk = {"peak": 1.5e6, "overhead_s": 41e-6}  # the paper's Optane
-    assert accesses.model(accesses.needed(0.95, **disk), **disk) == pytest.approx(0.95 * 1.5e6)
-    assert accesses.model(1, **disk) == pytest.approx(1 / (41e-6 + 1 / 1.5e6))
+    args = Namespace(json=None, small=True, draws=1000, seed=0, fanouts=[], sizes=[])
+    by_degree = {"count": matrix_sampling.OUR_LADIES["degree"]}
+    monkeypatch.setattr(matrix_sampling, "OUR_LADIES", by_degree)
+    assert not matrix_sampling.compare_draws(args, Figures(args))

@@ -63,20 +63,6 @@ def test_the_archive_holds_tracked_files_wheels_and_commit(repository):
         assert [file.read() for file in files.values() if file] == [b"changed", b"abc"]
 
 
-def test_an_archive_that_is_too_large_is_not_written(repository, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_check, "ROOT", repository)
-    monkeypatch.setattr(gpu_pack, "LIMIT_BYTES", 1000)
-    assert gpu_check.main(["--pack", str(repository / "x.tar")]) == 1
-    assert re.search(r"the archive has [\d,]+ bytes; 1,000 is the limit", capsys.readouterr().err)
-    assert not list(repository.glob("x.tar*"))
-
-
-def test_a_wheel_that_cannot_be_built_is_reported(tmp_path):
-    with pytest.raises(gpu_pack.PackError, match=r"the wheel of gids cannot be built: .*tmp"):
-        gpu_pack.pack(tmp_path, tmp_path / "x.tar", "")
-    assert not list(tmp_path.glob("x.tar*"))
-
-
 build = gpu_pack._build
 
 

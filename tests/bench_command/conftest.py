@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,12 @@ def bench(tmp_path, capsys):
         return out + err, report
 
     return run
+
+
+@pytest.fixture
+def plot(tmp_path):
+    """The option of a picture, which is there afterwards; nothing without matplotlib."""
+    path = tmp_path / "picture.png"
+    options = ("--plot", path) if find_spec("matplotlib") else ()
+    yield options
+    assert not options or path.read_bytes().startswith(b"\x89PNG")

@@ -22,11 +22,13 @@ def test_known_values(data, expected):
     assert _core.crc32c_portable(0, values) == expected
 
 
-@pytest.mark.parametrize("page_bytes", [1, 7, 8, 511, 512, 4096, 12288])
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7])
-def test_pages_have_the_checksums_of_their_bytes(page_bytes, count):
-    pages = np.random.default_rng(page_bytes).integers(0, 256, (count, page_bytes), np.uint8)
-    assert _core.crc32c(pages).tolist() == [_core.crc32c_portable(0, page) for page in pages]
+def test_pages_have_the_checksums_of_their_bytes():
+    for page_bytes in (1, 7, 8, 511, 512, 4096, 12288):
+        for count in (0, 1, 2, 3, 4, 7):
+            pages = np.random.default_rng(page_bytes).integers(0, 256, (count, page_bytes), np.uint8)
+            assert _core.crc32c(pages).tolist() == [_core.crc32c_portable(0, page) for page in pages]
+    with pytest.raises(TypeError):
+        _core.crc32c(np.zeros((2, 16), np.uint8)[:, ::2])
 
 
 def test_a_checksum_can_be_continued():
@@ -35,11 +37,3 @@ def test_a_checksum_can_be_continued():
     for at in (0, 1, 8, 500, 999, 1000):
         assert _core.crc32c_extend(_core.crc32c_extend(0, data[:at]), data[at:]) == whole
         assert _core.crc32c_portable(_core.crc32c_portable(0, data[:at]), data[at:]) == whole
-
-
-@pytest.mark.parametrize(
-    "pages", [np.zeros((2, 8), np.int8), np.zeros(8, np.uint8), np.zeros((2, 16), np.uint8)[:, ::2]]
-)
-def test_checksums_of_other_types_and_layouts_are_refused(pages):
-    with pytest.raises(TypeError):
-        _core.crc32c(pages)

@@ -1,7 +1,6 @@
 """Open a dataset and ask for existing and missing things."""
 
 import contextlib
-import errno
 import os
 import pickle
 import re
@@ -13,7 +12,6 @@ from datasets import CITES, WRITES, write_dataset
 
 import gids
 from gids import FeatureStore, FormatError, StorageError
-from gids.store import files
 from gids.write import DatasetWriter
 
 SHARD = "tables/paper.feat/shard-00.bin"
@@ -36,14 +34,9 @@ def test_store_lists_its_content(dataset):
     assert repr(table) == "Table('author.feat', bfloat16[3, 300], 3 pages of 1024 B)"
     assert repr(store.labels) == "{'paper': int64[20]}"
     assert repr(store.splits) == "{'paper': {'train': int64[10], 'test': int64[5]}}"
-
-
-def test_tables_are_found_by_type_and_key(dataset):
-    store = FeatureStore(dataset)
     assert store.find_table("node", "paper", "year") is store.table("year")
     assert store.find_table("edge", WRITES, "weight") is store.table("author.writes.paper.weight")
     assert store.find_table("edge", CITES, "weight") is None
-    assert store.find_table("node", "venue", "feat") is None
 
 
 def test_the_graph_is_mapped_read_only(dataset):
@@ -78,70 +71,58 @@ def test_split_of_several_node_types_needs_a_type(tmp_path):
     store = FeatureStore(tmp_path / "a.gids")
     assert store.split("val").tolist() == [5, 6]
     assert store.split("train", "author").tolist() == [3, 4]
-    with pytest.raises(
-        KeyError,
-        match=re.escape("2 node types of a.gids have a split 'train': say which ('paper', 'author')"),
-    ):
+    said = "2 node types of a.gids have a split 'train': say which ('paper', 'author')"
+    with pytest.raises(KeyError, match=re.escape(said)):
         store.split("train")
-    with pytest.raises(
-        KeyError, match=re.escape("no split 'val' of 'paper' nodes in a.gids (has 'train' of 'paper', ")
-    ):
+    said = "no split 'val' of 'paper' nodes in a.gids (has 'train' of 'paper', "
+    with pytest.raises(KeyError, match=re.escape(said)):
         store.split("val", "paper")
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("ask", "error", "message"),
     [
-        (
-            lambda s: s.table("venue.feat"),
-            "no table 'venue.feat' in mag.gids (has 'paper.feat', 'author",
-        ),
-        (lambda s: s.table("feat"), "2 tables of mag.gids have key 'feat': say which ('paper.feat', "),
-        (lambda s: s.table(), "mag.gids has 3 node tables ('paper.feat', 'author.feat', "),
-        (lambda s: s.read_rows([0]), "mag.gids has 4 tables"),
-        (lambda s: s.graph(), "mag.gids has 2 relations"),
-        (lambda s: s.graph(("a", "b", "c")), "no relation ('a', 'b', 'c') in mag.gids"),
-        (lambda s: s.num_nodes("venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
-        (lambda s: s.num_nodes(), "mag.gids has 2 node types ('paper', 'author'): say which"),
-        (lambda s: s.labels["author"], "mag.gids has no labels for node type 'author' (only for 'paper')"),
-        (lambda s: s.splits["author"], "mag.gids has no splits for node type 'author'"),
-        (lambda s: s.split("val"), "no split 'val' in mag.gids (has 'train' of 'paper', 'test' of 'paper')"),
-        (
-            lambda s: s.split("train", "author"),
-            "no split 'train' of 'author' nodes in mag.gids (has 'train'",
-        ),
-        (lambda s: s.split("train", "venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
+        (lambda s: s.table("venue.feat"), KeyError, "no table 'venue.feat' in mag.gids (has 'paper.feat', "),
+        (lambda s: s.table("feat"), KeyError, "2 tables of mag.gids have key 'feat': say which ('pap"),
+        (lambda s: s.table(), KeyError, "mag.gids has 3 node tables ('paper.feat', 'author.feat', "),
+        (lambda s: s.read_rows([0]), KeyError, "mag.gids has 4 tables"),
+        (lambda s: s.graph(), KeyError, "mag.gids has 2 relations"),
+        (lambda s: s.graph(("a", "b", "c")), KeyError, "no relation ('a', 'b', 'c') in mag.gids"),
+        (lambda s: s.num_nodes("venue"), KeyError, "no node type 'venue' in mag.gids (has 'paper', "),
+        (lambda s: s.num_nodes(), KeyError, "mag.gids has 2 node types ('paper', 'author'): say which"),
+        (lambda s: s.labels["author"], KeyError, "no labels for node type 'author' (only for 'paper')"),
+        (lambda s: s.split("val"), KeyError, "no split 'val' in mag.gids (has 'train' of 'paper', 'test' of"),
+        (lambda s: s.table("year").read_rows([20]), IndexError, "row 20 is out of range for 'paper.year'"),
+        (lambda s: s.table("year").read_rows([3, -1]), IndexError, "row -1 is out of range"),
+        (lambda s: s.table("year").read_rows(np.array([1.0])), TypeError, "ids are float64[1]"),
+        (lambda s: s.table("year").read_rows(torch.ones(1, device="meta")), TypeError, "ids are on meta"),
+        (lambda s: s.table("year").scan(0), ValueError, "rows_per_block is 0"),
+        (lambda s: s.table("year").scan(5, order=[3, 4]), IndexError, "block 4 is out of range for 'paper."),
     ],
 )
-def test_missing_name_is_a_key_error_that_lists_the_known_names(dataset, ask, message):
-    with pytest.raises(KeyError, match=re.escape(message)):
+def test_the_error_lists_what_is_known(dataset, ask, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         ask(FeatureStore(dataset))
 
 
-@pytest.mark.parametrize(
-    ("ids", "error", "message"),
-    [
-        ([20], IndexError, "row 20 is out of range for 'paper.feat' in mag.gids (20 rows)"),
-        (torch.tensor([3, -1]), IndexError, "row -1 is out of range"),
-        (torch.tensor([1], dtype=torch.int32), TypeError, "ids are int32[1]"),
-        (np.array([1.0]), TypeError, "ids are float64[1]"),
-        (torch.tensor([[1]]), TypeError, "ids are int64[1, 1]"),
-        (torch.empty(1, dtype=torch.int64, device="meta"), TypeError, "ids are on meta"),
-    ],
-)
-def test_bad_ids_are_refused(dataset, ids, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        FeatureStore(dataset).read_rows(ids, "paper.feat")
-
-
-def test_stores_and_tables_are_pickled_by_name(dataset):
-    store = FeatureStore(dataset)
-    before = store.read_rows([3, 4], "paper.feat")
-    again = pickle.loads(pickle.dumps(store))
-    assert torch.equal(again.read_rows([3, 4], "paper.feat"), before)
-    data = pickle.dumps(store.table("paper.feat"))
-    assert len(data) < 4000, "the mapped shards are not in the pickle"
-    assert torch.equal(pickle.loads(data).read_rows([3, 4]), before)
+def test_blocks_of_a_scan_come_in_any_order_and_a_scan_may_be_left(tmp_path):
+    values = torch.arange(1000 * 50.0).view(1000, 50)
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=512, stripe=3) as writer:
+        writer.write_table("node", "a", "feat", values)
+        writer.write_table("node", "b", "feat", torch.empty(0, 4))
+    store = FeatureStore(tmp_path / "a.gids")
+    table = store.table("a.feat")
+    assert list(store.table("b.feat").scan(10)) == []
+    for order in (range(143), [5, 0, 142], []):
+        scanned = list(table.scan(7, order=order))
+        assert [start for start, _ in scanned] == [7 * block for block in order]
+        assert all(torch.equal(rows, values[start : start + 7]) for start, rows in scanned)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        blocks = table.scan(10)
+        next(blocks)
+        blocks.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_types_with_odd_names_stay_inside_the_dataset(tmp_path):
@@ -161,24 +142,22 @@ def test_types_with_odd_names_stay_inside_the_dataset(tmp_path):
 
 
 def test_shards_outside_the_dataset_must_be_allowed(tmp_path):
-    for name in ("ssd0", "ssd1"):
-        (tmp_path / name).mkdir()
-    path = write_dataset(tmp_path / "mag.gids", stripe=[tmp_path / "ssd0", tmp_path / "ssd1"])
+    disks = [tmp_path / "ssd0", tmp_path / "ssd1"]
+    for disk in disks:
+        disk.mkdir()
+    path = write_dataset(tmp_path / "mag.gids", stripe=disks)
     assert not (path / SHARD).exists()
     with pytest.raises(FormatError, match=r"is outside the dataset mag\.gids; .* allow_dirs=\["):
         FeatureStore(path)
     with pytest.raises(FormatError, match="ssd1"):
-        FeatureStore(path, allow_dirs=[tmp_path / "ssd0"])
+        FeatureStore(path, allow_dirs=disks[:1])
     with pytest.raises(TypeError, match="allow_dirs must be a list"):
         FeatureStore(path, allow_dirs=str(tmp_path))
     with contextlib.chdir(tmp_path):
         relative = FeatureStore("mag.gids", allow_dirs=["ssd0", "ssd1"])
     store = pickle.loads(pickle.dumps(relative))
     assert store.table("year").read_rows([7, 19]).tolist() == [2007, 2019]
-    assert [
-        p.is_relative_to(tmp_path / n)
-        for p, n in zip(store.table("year").shard_paths, ("ssd0", "ssd1"), strict=True)
-    ]
+    assert [path.parents[2] for path in store.table("year").shard_paths] == disks
 
 
 def test_link_that_leaves_the_dataset_is_refused(dataset, tmp_path):
@@ -195,6 +174,10 @@ def test_link_that_leaves_the_dataset_is_refused(dataset, tmp_path):
         FeatureStore(dataset, allow_dirs=[tmp_path])
 
 
+def change_the_header(path):
+    path.write_bytes(path.read_bytes().replace(b"(20,)", b"(02,)"))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -203,43 +186,19 @@ def test_link_that_leaves_the_dataset_is_refused(dataset, tmp_path):
         (lambda d: (d / "nodes/paper.label.npy").unlink(), FormatError, "paper.label.npy is missing"),
         (lambda d: os.truncate(d / SHARD, 512), FormatError, "truncated: 512 bytes, expected 5120"),
         (lambda d: os.truncate(d / SHARD, 9999), FormatError, "too long: 9999 bytes"),
-        (lambda d: os.truncate(d / "tables/paper.feat/checksum.bin", 0), FormatError, "truncated: 0 bytes"),
         (lambda d: os.truncate(d / "graph/paper.cites.paper/indices.npy", 100), FormatError, "truncated"),
+        (
+            lambda d: change_the_header(d / "nodes/paper.label.npy"),
+            FormatError,
+            "header of a .npy file with int64",
+        ),
+        (lambda d: [(d / SHARD).unlink(), os.mkfifo(d / SHARD)], FormatError, "not a regular file"),
     ],
+    ids=["no dataset", "no manifest", "no file", "short", "long", "short array", "header", "no regular file"],
 )
 def test_a_damaged_dataset_is_not_opened(dataset, change, error, message):
     change(dataset)
     with pytest.raises(error, match=re.escape(message)):
-        FeatureStore(dataset)
-
-
-def test_wrong_npy_header_is_refused(dataset):
-    path = dataset / "nodes/paper.label.npy"
-    path.write_bytes(path.read_bytes().replace(b"(20,)", b"(02,)"))
-    with pytest.raises(FormatError, match=r"does not have the header of a \.npy file with int64\[20\]"):
-        FeatureStore(dataset)
-
-
-def test_shard_that_is_not_a_file_is_refused(dataset):
-    path = dataset / SHARD
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(FormatError, match="not a regular file"):
-        FeatureStore(dataset)
-
-
-@pytest.mark.parametrize("name", ["manifest.json", SHARD])
-def test_error_for_a_file_that_may_not_be_read_names_the_whole_path(dataset, name, monkeypatch):
-    def refuse(path, *args, **options):
-        if "dir_fd" in options and path == name:
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return looked_at(path, *args, **options)
-
-    looked_at = os.stat
-    monkeypatch.setattr(os, "stat", refuse)
-    with pytest.raises(
-        (PermissionError, FormatError), match=re.escape(f"Permission denied: '{dataset / name}'")
-    ):
         FeatureStore(dataset)
 
 
@@ -251,21 +210,15 @@ def test_truncation_after_opening_is_a_storage_error_not_a_crash(dataset):
     assert caught.value.filename.endswith("shard-00.bin")
 
 
+def test_truncation_during_a_scan_is_a_storage_error(dataset):
+    blocks = FeatureStore(dataset).table("paper.feat").scan(2)
+    next(blocks)
+    os.truncate(dataset / SHARD, 512)
+    with pytest.raises(StorageError, match="the file ended early"):
+        list(blocks)
+
+
 def test_error_for_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
     (tmp_path / "a.gids.partial").mkdir()
     with pytest.raises(FormatError, match="to finish it, run the same `gids convert` command again"):
         FeatureStore(tmp_path / "a.gids.partial")
-
-
-def test_a_file_that_may_not_be_read_is_no_fault_of_the_format(tmp_path, monkeypatch):
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "_N", "feat", torch.ones(5, 3))
-        writer.write_labels("_N", torch.arange(5))
-    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "labels.npy")
-
-    def array(self, entry):
-        raise refused
-
-    monkeypatch.setattr(files.Locator, "array", array)
-    with pytest.raises(PermissionError, match=r"Permission denied: 'labels\.npy'"):
-        FeatureStore(tmp_path / "a.gids")

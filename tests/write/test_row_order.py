@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from datasets import read_source
+from datasets import read_source, save_arrays
 
 from gids.convert import Options, convert
 from gids.errors import FormatError
 from gids.store import FeatureStore, verify
 from gids.write import DatasetWriter
-from gids.write import row_order as row_order_module
-from gids.write.row_order import community_order, degree_order
+from gids.write.row_order import check_memory, community_order, degree_order, find_communities
 
 
 def is_permutation(order, count):
@@ -47,29 +46,25 @@ def test_community_order_finds_the_clusters_of_a_shuffled_graph():
     assert np.array_equal(order, community_order([(indptr, indices)], np.ones(2000, np.uint32)))
 
 
-def test_communities_are_bounded_and_single_nodes_are_sorted_by_weight(monkeypatch):
-    monkeypatch.setattr(row_order_module, "_COMMUNITY_ROWS", 64)
+def test_communities_are_bounded_and_single_nodes_are_sorted_by_weight():
     complete = np.tile(np.arange(200), 200)
     indptr = np.append(np.arange(201) * 200, [40_000] * 50)  # 200 nodes know each other, 50 know none
-    weights = np.arange(250).astype(np.uint32)
-    order = community_order([(indptr, complete)], weights)
+    labels, sizes = find_communities([(indptr, complete)], 250, 64)
+    assert np.array_equal(sizes, np.bincount(labels, minlength=250))
+    assert 16 < sizes.max() <= 64
+    order = community_order([(indptr, complete)], np.arange(250).astype(np.uint32))
     assert is_permutation(order, 250)
-    assert np.array_equal(np.diff(order[200:]), np.full(49, -1))
-    assert order[:200].max() > order[249]  # those that found no large community are among them
+    assert order[200:].tolist() == list(range(249, 199, -1))
 
 
 def test_a_damaged_topology_is_refused():
-    with pytest.raises(ValueError, match="damaged"):
-        community_order([(np.array([0, 1, 2]), np.array([1, 7]))], np.ones(2, np.uint32))
-    with pytest.raises(ValueError, match="damaged"):
-        community_order([(np.array([0, 5, 2]), np.array([1, 0]))], np.ones(2, np.uint32))
+    for indptr, indices in (([0, 1, 2], [1, 7]), ([0, 5, 2], [1, 0])):
+        with pytest.raises(ValueError, match="damaged"):
+            community_order([(np.array(indptr), np.array(indices))], np.ones(2, np.uint32))
 
 
-@pytest.mark.parametrize(
-    ("shape", "stripe"),
-    [((1000, 64), 1), ((1000, 7), 3), ((999, 3, 5), 1), ((999, 3, 5), 3), ((17,), 3), ((1,), 1), ((0, 4), 3)],
-)
-def test_ordered_rows_are_read_by_id(tmp_path, shape, stripe):
+@pytest.mark.parametrize(("shape", "stripe"), [((1000, 64), 1), ((999, 3, 5), 3), ((1,), 1), ((0, 4), 3)])
+def test_ordered_rows_are_scanned_in_the_order_of_ids(tmp_path, shape, stripe):
     rng = np.random.default_rng(2)
     values = rng.standard_normal(shape).astype(np.float32)
     order = rng.permutation(shape[0])
@@ -79,43 +74,27 @@ def test_ordered_rows_are_read_by_id(tmp_path, shape, stripe):
     assert not list(verify(tmp_path / "a.gids"))
     table = FeatureStore(tmp_path / "a.gids").table("feat")
     assert np.array_equal(table.order, order)
-    ids = rng.integers(0, max(1, shape[0]), 300 if shape[0] else 0)
-    assert np.array_equal(table.read_rows(ids).numpy(), values[ids])
     scanned = [(first, rows.numpy()) for first, rows in table.scan(100)]
     assert [first for first, _ in scanned] == list(range(0, shape[0], 100))
     assert all(np.array_equal(rows, values[first : first + 100]) for first, rows in scanned)
     if shape[0] > 1:  # the bytes: the rows of a table that is written in that order
         with DatasetWriter(tmp_path / "b.gids", **options) as writer:
             writer.write_table("node", "_N", "feat", values[np.argsort(order)])
-        for a, b in zip(
-            table.shard_paths, FeatureStore(tmp_path / "b.gids").table("feat").shard_paths, strict=True
-        ):
+        other = FeatureStore(tmp_path / "b.gids").table("feat")
+        for a, b in zip(table.shard_paths, other.shard_paths, strict=True):
             assert a.read_bytes() == b.read_bytes()
 
 
-def test_many_buckets_and_a_cast(tmp_path):
-    values = np.random.default_rng(3).standard_normal((40_000, 32)).astype(np.float32)
-    order = np.random.default_rng(4).permutation(40_000).astype(np.int32)
+@pytest.mark.parametrize(("dtype", "scale"), [("float16", None), ("int8", "row"), ("int8", "column")])
+def test_ordered_rows_of_many_buckets_are_cast_as_the_others_are(tmp_path, dtype, scale):
+    values = np.random.default_rng(3).standard_normal((20_000, 30)).astype(np.float32)
+    order = np.random.default_rng(4).permutation(20_000).astype(np.int32)
+    form = {"dtype": getattr(torch, dtype), "scale": scale}
     with DatasetWriter(tmp_path / "a.gids", memory_bytes=1 << 20, workers=3) as writer:
-        writer.write_table("node", "_N", "feat", values, dtype=torch.float16, order=order)
-    rows = FeatureStore(tmp_path / "a.gids").table("feat").read_rows(np.arange(40_000))
-    assert torch.equal(rows, torch.from_numpy(values).half())
-
-
-@pytest.mark.parametrize("scale", ["row", "column"])
-def test_ordered_rows_are_quantized_as_the_others_are(tmp_path, scale):
-    values = np.random.default_rng(3).standard_normal((3000, 30)).astype(np.float32)
-    order = np.random.default_rng(4).permutation(3000)
-    found = []
-    for name, positions in (("plain", None), ("ordered", order)):
-        with DatasetWriter(tmp_path / f"{name}.gids", memory_bytes=1 << 20) as writer:
-            writer.write_table("node", "_N", "feat", values, dtype=torch.int8, scale=scale, order=positions)
-        assert not list(verify(tmp_path / f"{name}.gids"))
-        table = FeatureStore(tmp_path / f"{name}.gids").table("feat")
-        stored = torch.cat([rows for _, rows in table.scan(700, stored=True)])
-        found.append((table.read_rows(np.arange(3000)), stored))
-    for plain, ordered in zip(*found, strict=True):
-        assert torch.equal(plain, ordered)
+        writer.write_table("node", "_N", "plain", values, **form)
+        writer.write_table("node", "_N", "ordered", values, order=order, **form)
+    plain, ordered = (FeatureStore(tmp_path / "a.gids").table(key) for key in ("plain", "ordered"))
+    assert torch.equal(ordered.read_rows(np.arange(20_000)), plain.read_rows(np.arange(20_000)))
 
 
 @pytest.mark.parametrize(
@@ -141,52 +120,30 @@ def test_verify_finds_an_invalid_order(tmp_path):
     assert len(faults) == 2
 
 
-@pytest.fixture
-def source(tmp_path):
-    """A shuffled, clustered graph with tables of short rows and of long ones, and features of edges."""
-    folder = tmp_path / "source"
-    folder.mkdir()
+def converted(source, path, **options):
+    files = sorted(source.iterdir())
+    convert(files, lambda scratch: read_source(source, scratch), path, Options(**options), say=[].append)
+    return FeatureStore(path)
+
+
+def test_tables_of_short_rows_are_ordered_by_the_graph(tmp_path):
     indptr, indices, _ = clustered()
     rng = np.random.default_rng(7)
-    np.save(folder / "indptr.npy", indptr)
-    np.save(folder / "indices.npy", indices)
-    np.save(folder / "feat.npy", rng.standard_normal((2000, 64), np.float32))
-    np.save(folder / "small.npy", rng.integers(0, 100, (2000, 3)))
-    np.save(folder / "wide.npy", rng.standard_normal((2000, 600), np.float32))
-    np.save(folder / "edge_w.npy", rng.standard_normal(len(indices)))
-    return folder
-
-
-def converted(source, path, **options):
-    said = []
-    convert(
-        sorted(source.iterdir()), lambda s: read_source(source, s), path, Options(**options), say=said.append
-    )
-    return FeatureStore(path), said
-
-
-@pytest.mark.parametrize("order", ["original", "degree", "community"])
-def test_converted_rows_equal_the_source(tmp_path, source, order):
-    store, _ = converted(source, tmp_path / "a.gids", order=order)
+    feat, wide = rng.standard_normal((2000, 64), np.float32), rng.standard_normal((2000, 600), np.float32)
+    arrays = {"feat": feat, "small": rng.integers(0, 100, (2000, 3)), "wide": wide, "edge_w": indices * 0.5}
+    save_arrays(tmp_path / "source", indptr=indptr, indices=indices, **arrays)
+    store = converted(tmp_path / "source", tmp_path / "a.gids", order="community")
     assert not list(verify(store.path))
     for key in ("feat", "small", "wide"):
-        rows = np.load(source / f"{key}.npy")
-        table = store.table(f"_N.{key}")
-        assert np.array_equal(table.read_rows(np.arange(2000)).numpy(), rows)
-        assert (table.order is not None) == (order != "original" and key != "wide")
-    assert store.table("w").order is None
-    if order != "original":
-        assert np.array_equal(store.table("feat").order, store.table("small").order)
+        assert np.array_equal(store.table(f"_N.{key}").read_rows(np.arange(2000)).numpy(), arrays[key])
+    assert store.table("w").order is store.table("wide").order is None
+    assert np.array_equal(store.table("feat").order, store.table("small").order)
 
 
-def test_error_says_why_rows_cannot_be_ordered(tmp_path, source):
-    with pytest.raises(FormatError, match=r"choose original, degree, community$"):
-        converted(source, tmp_path / "a.gids", order="hilbert")
+def test_error_says_why_rows_cannot_be_ordered(tmp_path):
     with pytest.raises(FormatError, match=r"needs 40000 bytes.*give --memory 1MB"):
-        row_order_module.check_memory("community", 2000, 30_000)
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    np.save(alone / "feat.npy", np.zeros((10, 4), np.float32))
+        check_memory("community", 2000, 30_000)
+    save_arrays(tmp_path / "alone", feat=np.zeros((10, 4), np.float32))
     with pytest.raises(FormatError, match="needs a graph"):
-        converted(alone, tmp_path / "b.gids", order="degree")
+        converted(tmp_path / "alone", tmp_path / "b.gids", order="degree")
     assert not (tmp_path / "b.gids").exists()
