@@ -123,6 +123,17 @@ def test_each_store_has_its_own_numbers(both: tuple[Path, Path]) -> None:
             assert np.array_equal(store.read_rows([one]).numpy(), rows_of(FIRST[7:8]))
 
 
+def test_equal_ids_in_one_order_need_no_map(tmp_path: Path) -> None:
+    first, _ = write_both(tmp_path, "text")
+    with DatasetWriter(tmp_path / "c.gids") as writer:
+        writer.write_table("node", "_N", "emb", rows_of(FIRST))
+        writer.copy_ids(gids.FeatureStore(first))
+    with gids.open([first, tmp_path / "c.gids"]) as source:
+        table = source.stores[1].table("emb")
+        assert source.match(table) is table
+        assert table.order is None
+
+
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [

@@ -74,7 +74,7 @@ def test_a_state_after_an_error_or_ctrl_c_resumes_with_the_minibatch_that_failed
 
     class Failing(Neighbor):
         def sample(self, topology: Any, seeds: Any, *, step: int, **numbers: Any) -> Any:
-            if step == 5 and fails:
+            if step == 6 and fails:
                 raise kind(5, "cannot read the topology", "indices.npy")
             return super().sample(topology, seeds, step=step, **numbers)
 
@@ -93,7 +93,7 @@ def test_a_state_after_an_error_or_ctrl_c_resumes_with_the_minibatch_that_failed
         epoch = iter(loader)
         with pytest.raises(kind):
             received.extend(minibatch.input_nodes["paper"] for minibatch in epoch)
-        assert len(received) == 5 or (kind is KeyboardInterrupt and len(received) < 5)
+        assert len(received) == 6 or (kind is KeyboardInterrupt and len(received) < 6)
         for _ in range(2):
             with pytest.raises(RuntimeError, match=OVER.format(len(received), 9)):
                 next(epoch)
