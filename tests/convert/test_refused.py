@@ -90,6 +90,7 @@ ARRAYS = [
     ("s", {"feat.npy": FEAT, "edge_list.npy": EDGES}, "which may be its edges: call this array edge_index"),
     ("s", {"edge_index.npy": EDGES, "indptr.npy": EDGES[0], "indices.npy": EDGES[1]}, "both edge_index and"),
     ("s", {"feat.npy": FEAT, "edge_index.npy": EDGES + 20}, "it must be from 0 to 59"),
+    ("s", {"feat.npy": FEAT, "edge_index.npy": EDGES.T}, "edges must be whole numbers of shape (2, E)"),
     ("s", {"feat.npy": FEAT, "edge_index.npy": EDGES.astype("u8") - 80}, "near position"),
     ("s", {"edge_index.npy": EDGES}, "the number of '_N' nodes is unknown"),
     ("s", {"feat.npy": FEAT, "label.npy": GAPS, "y.npy": GAPS}, "both 'label' and 'y'"),
