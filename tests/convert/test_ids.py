@@ -316,12 +316,13 @@ def test_a_table_is_exported_by_id_and_can_be_converted_again(tmp_path, capsys, 
     assert found == exported
 
 
-def test_what_cannot_be_exported_by_id_is_refused(tmp_path, capsys):
+def test_rows_of_any_length_are_exported_by_id_and_others_refused(tmp_path, capsys):
     rows = torch.zeros(4, 2, 2)
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "a", "x", rows)
         writer.write_table("node", "a", "id", rows[:, 0, 0].to(torch.bfloat16))
         writer.write_table("node", "a", "y", rows[:, 0, 0].to(torch.bfloat16))
+        writer.write_table("node", "a", "z", torch.arange(8).view(4, 2))
         writer.write_table("edge", ("a", "r", "a"), "w", rows)
     for table, message, *options in (
         ("x", "'x' has rows of shape [2, 2], so it cannot be a column beside the ids: export it to .npy"),
@@ -334,6 +335,9 @@ def test_what_cannot_be_exported_by_id_is_refused(tmp_path, capsys):
     assert not list(tmp_path.glob("x.csv*"))
     assert main(["export", str(tmp_path / "a.gids"), "y", str(tmp_path / "y.csv")]) == 0
     assert (tmp_path / "y.csv").read_text() == '"id","y"\n0,0\n1,0\n2,0\n3,0\n'
+    for suffix in (".csv", ".parquet"):
+        assert main(["export", str(tmp_path / "a.gids"), "z", str(tmp_path / f"z{suffix}")]) == 0
+        assert read_by_id(tmp_path / f"z{suffix}", "z") == {i: [2 * i, 2 * i + 1] for i in range(4)}
 
 
 def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):

@@ -24,6 +24,11 @@ def test_raw_binary_and_the_name_of_its_table(tmp_path, name, table, shape):
     assert_table(convert(tmp_path / "x.bin", tmp_path / "x.gids", *options), table, FEAT)
 
 
+def test_a_tensor_in_a_file_of_torch(tmp_path):
+    torch.save(torch.from_numpy(FEAT), tmp_path / "x.pt")
+    assert_table(convert(tmp_path / "x.pt", tmp_path / "x.gids", "--table", "emb"), "_N.emb", FEAT)
+
+
 @pytest.mark.parametrize("name", ["x.npz", "x.npy"])
 def test_tables_are_stored_in_fewer_bits_and_rounding_is_reported(tmp_path, capsys, name):
     if name == "x.npz":  # a stream, which is read twice for the scales of columns

@@ -67,9 +67,13 @@ def test_two_by_two_array_prints_how_it_is_read(tmp_path, capsys):
     assert "e.npy has shape (2, 2), read as (2, E): its first row is the sources" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_npy_edges_of_either_shape(tmp_path, transposed):
-    np.save(tmp_path / "e.npy", EDGES.T.astype(np.int32) if transposed else EDGES)
+@pytest.mark.parametrize(
+    "edges",
+    [EDGES, np.asfortranarray(EDGES), np.ascontiguousarray(EDGES.T, np.int32)],
+    ids=["(2, E)", "(2, E) in Fortran order", "(E, 2)"],
+)
+def test_npy_edges_of_either_shape_and_order(tmp_path, edges):
+    np.save(tmp_path / "e.npy", edges)
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--num-nodes", N + 9)
     assert store.num_nodes() == N + 9
     assert_graph(store, HOMOGENEOUS, *EDGES)

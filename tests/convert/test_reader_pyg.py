@@ -41,12 +41,12 @@ def assert_homogeneous(store):
     )
 
 
-@pytest.mark.parametrize("kind", ["data", "dictionary", "in-memory dataset", "older in-memory dataset"])
+@pytest.mark.parametrize("kind", ["data", "sparse features", "in-memory dataset", "older in-memory dataset"])
 def test_homogeneous_graph(tmp_path, geometric, kind):
     Data = geometric.data.Data
     saved = {
         "data": Data.from_dict(tensors()),
-        "dictionary": tensors(),
+        "sparse features": tensors(x=torch.from_numpy(X).to_sparse()),
         "in-memory dataset": (tensors(), None, Data),
         "older in-memory dataset": (Data.from_dict(tensors()), None),
     }[kind]

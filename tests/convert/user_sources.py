@@ -271,8 +271,8 @@ def matlab(path: Path) -> Expected:
 # ---- tables and arrays ----
 
 
-def tables(root: Path, suffix: str = ".parquet", **changes: Any) -> Expected:
-    """nodes and edges in Parquet or Arrow files. changes: other columns of nodes; None: without one."""
+def tables(root: Path, suffix: str = ".parquet") -> Expected:
+    """nodes and edges in Parquet or Arrow files."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     feat = pa.FixedSizeListArray.from_arrays(pa.array(FEAT.reshape(-1)), 6)
     if suffix == ".arrow":
@@ -285,12 +285,10 @@ def tables(root: Path, suffix: str = ".parquet", **changes: Any) -> Expected:
         "train_mask": np.arange(N) < 40,
         "title": ["x"] * N,
         **{f"pos_{i}": FEAT[:, i].astype(np.float64) for i in range(3)},
-        **changes,
     }
-    made = pa.table({name: values for name, values in nodes.items() if values is not None})
     edges = pa.table({"src": EDGES[0], "dst": EDGES[1], "w": np.arange(E, dtype=np.float32)})
     root.mkdir()
-    for name, table in (("nodes", made), ("edges", edges)):
+    for name, table in (("nodes", pa.table(nodes)), ("edges", edges)):
         if suffix == ".parquet":
             pq.write_table(table, root / f"{name}.parquet", row_group_size=17)
             continue
