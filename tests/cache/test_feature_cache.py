@@ -58,12 +58,10 @@ def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path,
     first = rows_of(cache, table, ids)
     where, view = first.data_ptr(), first[5:7]
     del first
-    gc.collect()
     second = rows_of(cache, table, ids)
     assert second.data_ptr() != where
     assert same_bits(view, table.rows[5:7])
     del view
-    gc.collect()
     third = rows_of(cache, table, ids)
     assert third.data_ptr() == where
 
@@ -220,7 +218,7 @@ def test_a_cache_may_be_dropped_while_reads_are_in_flight(tmp_path: Path) -> Non
         cache.enter(0, {table.name: torch.arange(0, 2000, 2)})
         cache.plan(0)
         del cache, engine
-        gc.collect()
+    gc.collect()
 
 
 def test_rows_are_converted_to_floats_only() -> None:

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,14 +24,18 @@ NATIVE = HERE.parents[1] / "native"
 COMPILER = os.environ.get("CXX", "g++")
 VARIANTS = {
     "thread": ["-O1", "-fsanitize=thread"],
+    "undefined": ["-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all"],
     # Optimizing these checks takes longer than they run.
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 FLAGS = ["-std=c++20", "-pthread", "-ffp-contract=off", f"-I{NATIVE}/include", f"-I{NATIVE}", f"-I{HERE}"]
 FLAGS += ["-g1", "-Wall", "-Wextra", "-Werror"]  # -g1: line numbers in what a sanitizer prints
-DEFAULT = ["mapped_file", "mix", "page_word", "ring_count", "variates", "weighted", "workers"]
-"""Tests of the thread sanitizer that need few sources. tests/cache, tests/io and tests/sampler compare what
-the others link with their models."""
+DEFAULT = {
+    "thread": ["mapped_file", "page_word", "workers"],
+    "undefined": ["mix", "ring_count", "variates", "weighted"],
+}
+"""Tests that need few sources. tests/cache, tests/io, tests/packs and tests/sampler compare what the others
+link with models."""
 SLOW = {
     "thread": [
         "annex",
@@ -43,14 +48,19 @@ SLOW = {
     ],
     "address": ["annex", "io_engine", "out_of_memory", "page_cache", "queue_service"],
 }
+STANDARD = (
+    "algorithm array atomic condition_variable deque fstream functional future iostream map memory mutex"
+)
+STANDARD += " random set span stdexcept string system_error thread unordered_map vector"
 
 Built = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="session")
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """(test, variant) -> its program. Each source is compiled once, ahead of the tests and on every core. The
-    name of an object file has a checksum of all it was made of."""
+    """(test, variant) -> its program. Each source is compiled once, ahead of the tests and on every core, and
+    so are the headers of the standard library where there are many sources. The name of what is compiled has
+    a checksum of all it was made of."""
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C++ compiler ({COMPILER})")
     has_cache = request.config.pluginmanager.has_plugin("cacheprovider")
@@ -58,42 +68,56 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     paths = [*sorted(NATIVE.rglob("*.h")), *sorted(HERE.glob("*.h"))]
     headers = b"".join(path.read_bytes() for path in paths)
     version = run(COMPILER, "--version")
-    objects: dict[tuple[Path, str], Future[Path]] = {}
 
-    def compile_one(source: Path, variant: str) -> Path:
-        command = [COMPILER, *FLAGS, *VARIANTS[variant], "-c", str(source)]
+    def made(name: str, source: Path, suffix: str, *options: str) -> Path:
+        """The file that the compiler makes. An earlier one is taken if it was made of the same."""
+        command = [COMPILER, *FLAGS, *options, str(source)]
         checksum = zlib.crc32(f"{version}{command}".encode() + headers + source.read_bytes())
-        name = f"{variant}-{source.parent.name}-{source.stem}"
-        target = folder / f"{name}-{checksum:08x}.o"
+        target = folder / f"{name}-{checksum:08x}{suffix}"
         if not target.exists():
-            for older in folder.glob(f"{name}-????????.o"):
+            for older in folder.glob(f"{name}-????????{suffix}"):
                 older.unlink(missing_ok=True)  # of another process of tests
             partial = folder / f"{os.getpid()}-{target.name}"
             run(*command, "-o", str(partial))
             partial.replace(target)
         return target
 
-    def start(test: str, variant: str) -> list[Future[Path]]:
-        path = HERE / f"test_{test}.cpp"
-        patterns = path.read_text().splitlines()[0].removeprefix("// sources:").split()
-        sources = [path, *(source for pattern in patterns for source in sorted(NATIVE.glob(pattern)))]
-        for job in [(source, variant) for source in sources]:
-            if job not in objects:
-                objects[job] = pool.submit(compile_one, *job)
-        return [objects[source, variant] for source in sources]
+    def compile_headers(variant: str) -> Path:
+        header = folder / f"{variant}.h"
+        header.write_text("".join(f"#include <{name}>\n" for name in STANDARD.split()))
+        return made(variant, header, ".h.gch", *VARIANTS[variant], "-x", "c++-header").with_suffix("")
+
+    def compile_one(source: Path, variant: str) -> Path:
+        name, options = f"{source.parent.name}-{source.stem}-{variant}", [*VARIANTS[variant], "-c"]
+        if variant in precompiled:
+            options += ["-include", str(precompiled[variant].result())]
+            name += "-precompiled"
+        return made(name, source, ".o", *options)
 
     def link(test: str, variant: str) -> Path:
         program = tmp_path_factory.mktemp(f"{test}-{variant}") / test
-        made = [str(each.result()) for each in start(test, variant)]
-        run(COMPILER, *FLAGS, *VARIANTS[variant], *made, "-o", str(program))
+        objects = [str(jobs[source, variant].result()) for source in sources_of(test)]
+        run(COMPILER, *FLAGS, *VARIANTS[variant], *objects, "-o", str(program))
         return program
 
+    wanted = {
+        (source, item.callspec.params["variant"]): None
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.function is test_native
+        for source in sources_of(item.callspec.params["test"])
+    }
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for item in request.session.items:
-            if isinstance(item, pytest.Function) and item.function is test_native:
-                start(**item.callspec.params)
+        counts = Counter(variant for _, variant in wanted)
+        precompiled = {v: pool.submit(compile_headers, v) for v, count in counts.items() if count > 10}
+        jobs: dict[tuple[Path, str], Future[Path]] = {job: pool.submit(compile_one, *job) for job in wanted}
         yield link
         pool.shutdown(cancel_futures=True)
+
+
+def sources_of(test: str) -> list[Path]:
+    path = HERE / f"test_{test}.cpp"
+    patterns = path.read_text().splitlines()[0].removeprefix("// sources:").split()
+    return [path, *(source for pattern in patterns for source in sorted(NATIVE.glob(pattern)))]
 
 
 def run(*command: str) -> str:
@@ -106,7 +130,7 @@ def run(*command: str) -> str:
 @pytest.mark.parametrize(
     ("test", "variant"),
     [
-        *((name, "thread") for name in DEFAULT),
+        *((name, variant) for variant, names in DEFAULT.items() for name in names),
         *(pytest.param(name, v, marks=pytest.mark.slow) for v, names in SLOW.items() for name in names),
     ],
 )
@@ -120,4 +144,4 @@ def test_native(test: str, variant: str, built: Built, tmp_path: Path) -> None:
 
 def test_every_program_runs() -> None:
     names = {path.stem.removeprefix("test_") for path in HERE.glob("test_*.cpp")}
-    assert names == {*DEFAULT, *SLOW["thread"], *SLOW["address"]}
+    assert names == {name for each in (DEFAULT, SLOW) for tests in each.values() for name in tests}
