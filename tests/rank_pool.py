@@ -41,6 +41,8 @@ def _serve(pipe: Connection) -> None:
         try:
             store = dist.FileStore(meeting, size)
             store.set_timeout(timedelta(seconds=_TIMEOUT_S / 2))
+            store.set(f"rank {rank}", "imported the function")  # before the time-out of the group runs
+            store.wait([f"rank {other}" for other in range(size)])
             timeout = timedelta(seconds=timeout_s)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
             try:

@@ -165,11 +165,12 @@ class Marking(NeighborSampler):
         return super().sample(g, seed_nodes, exclude_eids)
 
 
-def test_minibatches_have_what_training_writes_to_the_graph_and_what_the_sampler_sets(homogeneous):
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_minibatches_have_what_training_writes_to_the_graph_and_what_the_sampler_sets(homogeneous, reads):
     graph, sampler = homogeneous.graph.clone(), Marking([3, 4], prefetch_edge_feats=["weight"])
     graph.ndata["memory"], graph.edata["count"] = torch.zeros(300), torch.zeros(graph.num_edges())
-    options = {"gids": homogeneous.path, "batch_size": 20}
-    with gids.dgl.DataLoader(graph, homogeneous.seeds, sampler, **options) as loader:
+    with gids.open(homogeneous.path, memory="16MB", reads=reads) as source:
+        loader = gids.dgl.DataLoader(graph, homogeneous.seeds, sampler, gids=source, batch_size=20)
         for _, seeds, blocks in loader:
             for block in blocks:
                 for nodes in (block.srcdata, block.dstdata):

@@ -156,7 +156,7 @@ def test_a_trainer_goes_on_where_a_checkpoint_was_saved(
     assert len({tuple(nodes) for nodes in whole}) == len(whole) == 3 * options.get("limit_train_batches", 3)
     saved = sorted(tmp_path.iterdir())
     assert len(saved) > 6
-    for path in saved:
+    for path in saved[::2]:
         rest = fitted(one_path, path, Callback(), **options)
         assert rest == whole[int(path.name.split()[1]) :], path.name
 
