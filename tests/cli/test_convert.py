@@ -84,8 +84,12 @@ def test_an_interrupted_conversion_resumes_and_is_no_part_of_its_source(tmp_path
 def broken_pipe(buffering):
     reading, writing = os.pipe()
     os.close(reading)
-    with contextlib.suppress(BrokenPipeError), open(writing, "w", buffering=buffering) as file:
+    file = open(writing, "w", buffering=buffering)  # noqa: SIM115
+    try:
         yield file
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            file.close()
 
 
 def test_what_nobody_reads_changes_no_result(tmp_path, monkeypatch):
@@ -96,8 +100,11 @@ def test_what_nobody_reads_changes_no_result(tmp_path, monkeypatch):
         monkeypatch.undo()
     assert FeatureStore(tmp_path / "x.gids").num_nodes() == len(FEAT)
     os.truncate(tmp_path / "x.gids/tables/_N.feat/shard-00.bin", 100)
-    for words, status in ((["verify", str(tmp_path / "x.gids")], 1), (["convert", "--list"], 0)):
-        with broken_pipe(buffering=-1) as output:
+    for words, buffering, status in (
+        (["verify", str(tmp_path / "x.gids")], 1, 1),
+        (["convert", "--list"], -1, 0),
+    ):
+        with broken_pipe(buffering) as output:
             monkeypatch.setattr("sys.stdout", output)
             assert main(words) == status
             monkeypatch.undo()

@@ -49,7 +49,7 @@ def test_rows_are_cast_and_come_from_arrays_of_any_kind(tmp_path):
         with writer.open_table("node", "paper", "back", [20, 1]) as table:
             table.write(read_only[:, None])
         with writer.open_table("node", "paper", "flag", [20], torch.bool) as table:
-            table.write(np.full(20, 2, np.uint8).view(bool))  # such bytes are true
+            table.write(torch.full((20,), 2, dtype=torch.uint8).view(torch.bool))  # such bytes are true
         with writer.open_table("edge", CITES, "w", [4], torch.int64) as table:
             table.write(np.arange(4, dtype=np.int32))
     store = FeatureStore(tmp_path / "a.gids")
