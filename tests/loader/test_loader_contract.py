@@ -61,9 +61,9 @@ def way(request: pytest.FixtureRequest, path: Path, cuda_is: Callable[[Device], 
         assert not device.mapped, "host memory is still mapped"
 
 
-def threads_of_gids() -> list[str]:
+def threads_of_gids() -> int:
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    return sorted(name for name in names if name.startswith("gids"))
+    return sum(name.startswith("gids") for name in names)
 
 
 def test_no_minibatches_no_ids_and_no_tables(way: Way) -> None:
@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_read_fails_the_minibatch_that_needs_it(
 
 
 def test_a_stream_may_end_at_any_moment(way: Way, source: Ids) -> None:
-    def held() -> tuple[int, int, list[str]]:
+    def held() -> tuple[int, int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count(), threads_of_gids()
 
     gc.collect()
@@ -138,4 +138,4 @@ def test_a_stream_may_end_at_any_moment(way: Way, source: Ids) -> None:
                 check(source, minibatch, features)
     way.source.close()
     gc.collect()
-    assert before == held()
+    assert all(after <= at_first for after, at_first in zip(held(), before, strict=True))
