@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from datasets import CITES, WRITES
 from torch.utils.data import IterDataPipe
-from torture_data import AUTHORS, NODES, PAPERS, TortureData, digest, flat
+from torture_data import AUTHORS, NODES, PAPERS, TIMES, TortureData, digest, flat
 from torture_samplers import OTHER_EDGES, OWN, weighted_by_id
 
 import gids
@@ -67,7 +67,10 @@ class Nodes(Kind):
 
     def make(self, source: Any, *, workers: int = 0, **place: Any) -> Any:
         options = {"labels": self.load.labels, **self.options(place)}
-        return gids.NodeLoader(source, self.seed_nodes(), self.sampler(), **options)
+        seeds = self.seed_nodes()
+        if self.load.sampler == "temporal":
+            options["time"] = seeds * 3 % TIMES
+        return gids.NodeLoader(source, seeds, self.sampler(), **options)
 
     def look(self, batch: Any) -> Looked:
         load, data = self.load, self.data
