@@ -73,8 +73,8 @@ if dgl.__version__ >= "2":  # DGL 1 has no GraphBolt
     ids=["after a failure", "layers"],
 )
 def test_imports(tmp_path, code, printed):
-    """`import gids` installs no finder. DGL and its layers leave nothing behind. Only a stand-in for GraphBolt
-    has modules that nobody wrote; it says what it needs."""
+    """`import gids` installs no finder. DGL and its layers leave nothing behind. A stand-in for GraphBolt
+    alone has modules that nobody wrote; it says what it needs."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DGL")} | {"HOME": str(tmp_path)}
     command = [sys.executable, "-P", "-W", "error", "-c", code]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
