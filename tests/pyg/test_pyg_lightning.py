@@ -213,7 +213,7 @@ def test_what_cannot_be_resumed_is_refused(one_path: Path, tmp_path: Path) -> No
 def test_processes_go_on_where_their_checkpoint_was_saved(one_path: Path, tmp_path: Path) -> None:
     def ranks(checkpoint: str) -> list[list[list[int]]]:
         command = [sys.executable, __file__, str(one_path), str(tmp_path), checkpoint]
-        subprocess.run(command, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        subprocess.run(command, check=True, timeout=250, env=os.environ | {"OMP_NUM_THREADS": "1"})
         return [ast.literal_eval((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
 
     whole = ranks("")
