@@ -19,6 +19,8 @@ KiB, MiB = 1 << 10, 1 << 20
 
 THEIR_SAMPLERS = ("FeatureLoader", "DGL", "GraphBolt", "GraphBolt feature")
 """Kinds of loaders that do not sample by gids."""
+ONE_PROCESS = ("disjoint", "temporal", "induced", "a user's")
+"""Samplers that are not drawn where ranks share rows: some are refused there."""
 
 
 @dataclass
@@ -102,11 +104,14 @@ def draw(number: int, *, ranks: bool = False) -> Scenario:
         if s.share != "seeds":
             load.apart = False
             s.reading.options |= {"owners": r.choice(["hash", "range"]), "bulk": r.choice([1, 3, 4])}
-            load.sampler = "neighbor" if load.sampler in ("disjoint", "temporal") else load.sampler
+            if load.sampler in ONE_PROCESS:
+                load.sampler = "neighbor"
+            if s.reading.memory == "hardly enough":  # a rank alone cannot look for it
+                s.reading.memory = "a quarter"
             if load.kind == "NodeLoader" and r.random() < 0.35:
                 s.cooperative, load.labels = True, bool(load.labels)
                 load.tables = [name for name in load.tables if name.count(".") == 1] or ["paper.feat"]
-                load.sampler = "labor" if load.sampler == "nested" else load.sampler
+                load.sampler = {"nested": "labor", "walks": "neighbor"}.get(load.sampler, load.sampler)
     return s
 
 
