@@ -32,7 +32,7 @@ collect_ignore = []
 spec = importlib.util.find_spec("dgl")
 # There is no DGL for Python 3.13. The folder tests/dgl, if it is on the path, has no origin.
 if spec is None or spec.origin is None:
-    collect_ignore += ["dgl", "graphbolt", "bench_command/test_epoch.py", "measure/test_model.py"]
+    collect_ignore += ["dgl", "graphbolt", "bench_command/test_epoch.py"]
 
 SYNCS = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
 """What waits for a disk. Tests write small datasets by the thousand, and none of them survives a power cut;
@@ -82,10 +82,8 @@ LONGEST = [
     "test_bench.py",
     "write/test_kills.py",
     "test_gpu_pack.py",
-    "convert/test_hostile_sources.py",
     "cache/test_cache_contract.py",
     "examples/test_examples.py",
-    "measure/test_sides.py",
     "bench_command/test_epoch.py",
     "dgl/test_dgl_processes.py",
     "cache/test_device_order.py",
@@ -94,8 +92,6 @@ LONGEST = [
     "cuda/test_late_loaders.py",
     "dgl/test_dgl_samplers.py",
     "test_imports.py",
-    "write/test_partition_by_graph.py",
-    "loader/test_memory_shares.py",
     "pyg/test_pyg_links.py",
 ]
 """Files, and a folder, that take more than about 20 s if slow tests run, and those of a few long tests. They
