@@ -52,6 +52,7 @@ def test_epochs_are_those_of_random_reads(path: Path, epochs: list[list[Minibatc
         stats = loader.stats()["packs"]
         assert stats["minibatches"] == sum(map(len, epochs[:2]))
         assert stats["bytes_written"] > 0
+        assert sum(choice["actual_s"] for choice in stats["choices"]) >= stats["seconds"]["wait"] > 0
         assert all(way == "pack" for way, _ in ways(loader))
         assert 2 <= len(ways(loader)) <= stats["superbatches"]
     assert scratch_files(path) == []
