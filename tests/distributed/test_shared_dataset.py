@@ -37,7 +37,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
     """With owners="heat": (pages of which this rank holds a copy, rows of them that it read, those of these
     rows that are in its lines after two epochs)."""
-    options = {"window": 2, "memory": "8MB", "reads": "random", "tuning": gids.Tuning(cache=cache)}
+    options = {"window": 2, "memory": "8MB", "reads": "random", "tuning": gids.Tuning(cache=cache, planned=2)}
     with gids.distributed.open(dataset, owners="heat", **options) as source:
         table, seeds = source.store.table("paper.feat"), torch.arange(0, NODES, 2)
         loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True, seed=0)
