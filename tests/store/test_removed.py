@@ -105,11 +105,13 @@ def test_pickles_and_closed_stores_open_the_same_content_again(path: Path) -> No
         read(others)
 
 
-def test_files_that_are_exchanged_are_refused(path: Path) -> None:
+@pytest.mark.parametrize("how", ["renamed", "overwritten"])
+def test_files_that_are_exchanged_are_refused(path: Path, how: str) -> None:
     other = write(path.with_name("b.gids"), NEW)
     with gids.open(path, memory="12MB", reads="random") as source:
         for file in other.rglob("*.bin"):
-            file.rename(path / file.relative_to(other))
+            target = path / file.relative_to(other)
+            file.rename(target) if how == "renamed" else shutil.copyfile(file, target)
         with pytest.raises(StorageError, match="replaced or changed after the dataset was opened"):
             check(gids.NodeLoader(source, torch.arange(60), [3], tables=TABLES, batch_size=20))
 
