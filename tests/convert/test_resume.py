@@ -90,6 +90,20 @@ def test_changed_source_or_option_starts_again(tmp_path, source, change, options
     assert list(verify(tmp_path / "a.gids")) == []
 
 
+def test_links_that_were_swapped_start_again(tmp_path, source):
+    """The files of the source are the same ones."""
+    folder, progress, said = tmp_path / "s", [], []
+    folder.mkdir()
+    for name in ("feat.npy", "pos.npy"):
+        (folder / name).symlink_to(source / name)
+    run(folder, tmp_path / "b.gids", on_bytes=progress.append)
+    interrupted(folder, tmp_path / "a.gids", sum(progress) - 4096)
+    for name, other in (("feat.npy", "link"), ("pos.npy", "feat.npy"), ("link", "pos.npy")):
+        (folder / name).rename(folder / other)
+    run(folder, tmp_path / "a.gids", say=said.append)
+    assert said[0] == "found an unfinished conversion, but the source changed: starting again"
+
+
 def test_source_that_changes_during_the_conversion_raises(tmp_path):
     np.save(tmp_path / "f.npy", np.zeros((100, 4), np.float32))
 
