@@ -93,6 +93,7 @@ def open_otherwise(dataset: Path, changes: list[dict[str, Any]]) -> list[str]:
 OPENINGS: list[tuple[dict[str, Any], str, str]] = [
     ({"owners": "range"}, "with owners = 'hash', and rank 1 with 'range'. Give every rank the same", ""),
     ({"window": 3}, "with window = ", ""),
+    ({"bulk": 3}, "with bulk = ", ""),
     ({"replicas": 3}, "with replicas = ", ""),
     ({"owners": "mine"}, "rank 1 failed with ValueError: owners='mine'", "ValueError: owners='mine'"),
     ({"replicas": 2}, "rank 1 failed with ValueError", "the 3 ranks cannot be divided by it"),
