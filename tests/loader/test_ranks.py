@@ -265,3 +265,8 @@ def test_ranks_of_one_machine_share_its_memory(
             assert source.memory == (1 << 29) // int(local)
         assert share in caplog.text
         caplog.clear()
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    with gids.open(one) as source:
+        assert source.memory == (1 << 29) // 3

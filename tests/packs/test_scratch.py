@@ -84,6 +84,16 @@ def test_each_directory_takes_as_much(several: list[Path], monkeypatch: pytest.M
     assert find_scratch(list(map(str, several)), 77, ()).limit_bytes == 77  # type: ignore[union-attr]
 
 
+def test_loaders_of_a_source_share_the_limit_of_a_rank(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with open_source(path, "pack") as source:
+        shards = [source.store.table(name).shard_paths for name in ("paper.feat", "author.feat")]
+        one, other = (source.lender.scratch(source.options, paths) for paths in shards)
+        whole = find_scratch(None, None, shards[0])
+    assert one is other
+    assert one.limit_bytes == pytest.approx(whole.limit_bytes / 4, rel=0.1)  # type: ignore[union-attr]
+
+
 @pytest.fixture
 def several(tmp_path: Path) -> list[Path]:
     """Three directories."""
