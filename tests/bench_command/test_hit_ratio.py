@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from commands import gids as run_gids
@@ -54,6 +56,15 @@ def test_each_sampler_is_measured(dataset, bench, sampler):
     assert [f["setting"]["policy"] for f in report["figures"]] == ["MIN", "lru"]
 
 
+def test_the_pages_are_those_of_a_node_loader(dataset, bench):
+    options = ("--fanouts", "4,2", "--cache", "5%", "--policies", "lru", "--seed", 1)
+    _, report = bench("hit-ratio", dataset, *SAMPLED, *options)
+    seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
+    loader = gids.NodeLoader(dataset, seeds, [4, 2], tables=[], batch_size=8, shuffle=True, seed=1)
+    pages = [len(minibatch.input_nodes) for minibatch in itertools.islice(loader, 10, 40)]  # a row is one
+    assert report["subject"]["pages_per_batch"] == sum(pages) / 30
+
+
 def test_a_replay_counts_what_the_loader_counts(dataset):
     """With the loader's cache, window and planned minibatches, for each policy."""
     generator = torch.Generator().manual_seed(0)
@@ -95,7 +106,7 @@ def test_a_note_says_what_makes_a_measurement_useless(dataset, bench, args, note
         (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
         (["--sampler", "pinsage"], "--sampler must be one of neighbor, labor, labor-1, labor-star, ladies, "),
         (["--order", "rows"], "--order must be one of stored, original, degree, community (got 'rows')"),
-        (["--fanouts", "3,0"], "fanouts"),
+        (["--fanouts", "3,0"], "leave it out"),
         (["--seeds", "test"], "is in a test split"),
         (["--sampler", "walk", "--kappa", "2"], "sampler 'walk' takes no kappa"),
     ],
