@@ -14,7 +14,7 @@ from epoch_results import make_up, train_here
 import gids
 from gids.bench.features import KeptRows
 from gids.bench.isolation import FreshProcessError
-from gids.bench.sides import FRAMEWORKS, OURS, EpochConfig
+from gids.bench.sides import FRAMEWORKS, OURS, EpochConfig, installed_framework
 from gids.cli import arguments
 from gids.loader.options import Reads
 from gids.store import Table
@@ -59,6 +59,12 @@ def test_the_sampler_of_gids_draws_the_same_minibatches_for_pyg(dataset):
 def test_the_command_line_repeats_what_it_must_not_import():
     assert tuple(FRAMEWORKS) == arguments.FRAMEWORKS
     assert get_args(Reads) == arguments.READS
+
+
+def test_the_first_framework_that_is_installed_is_compared(monkeypatch):
+    for missing, first in ((), "dgl"), (["dgl"], "pyg"), (["dgl", "torch_geometric"], "torch"):
+        monkeypatch.setattr("gids.bench.sides.find_spec", lambda name, m=missing: name not in m)
+        assert installed_framework() == first
 
 
 @pytest.mark.slow
