@@ -97,7 +97,7 @@ HOSTILE = [  # a dataset, a field, its value, and the error
     ("scaled", "relations.0.sorted_by", "source", "relations[0].sorted_by is 'source'; it must be 'edges'"),
     ("scaled", "relations.0.sorted_by", DELETE, "sorted_by is None; it must be 'edges' with an array time"),
     ("scaled", "relations.1.sorted_by", "nodes", "'n' nodes, which have none"),
-    ("scaled", "relations.0.arrays.time.shape", [8], "times"),
+    ("scaled", "relations.0.arrays.time.shape", [8], "time.npy is int32[8]; expected int[9] times"),
     ("part", "part", DELETE, "nodes[0] has unknown fields ['held']"),
     ("part", "part.index", 2, "part.index must be an integer from 0 to 1"),
     ("part", "part.count", 0, "part.count must be an integer from 1 to 4096, not 0"),
@@ -105,7 +105,7 @@ HOSTILE = [  # a dataset, a field, its value, and the error
     ("part", "nodes.0.arrays.owner", DELETE, "nodes[0] is of a part"),
     ("part", "nodes.0.arrays.owner.dtype", "uint16", "expected uint8[20]"),
     ("part", "nodes.0.held", 21, "nodes[0].held must be an integer from 0"),
-    ("part", "nodes.0.held", 1, "(paper.feat) has"),
+    ("part", "nodes.0.held", 1, "(paper.feat) has 11 rows for 1 of 'paper'"),
     ("part", "nodes.0.arrays.label.dtype", "uint16", "which only owner may have"),
 ]
 
