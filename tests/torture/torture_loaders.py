@@ -81,6 +81,7 @@ class Nodes(Kind):
             self.check_sources(batch)
         labelled = data.by_type(batch.input_nodes if load.labels == "inputs" else batch.seeds)
         if load.labels:
+            assert set(data.by_type(batch.labels)) == set(labelled)
             for ntype, labels in data.by_type(batch.labels).items():
                 data.check_labels(ntype, labelled[ntype], labels)
         seeds = [n for t, ids in data.by_type(batch.seeds).items() for n in self.number(t, ids)]
