@@ -106,7 +106,7 @@ def test_a_note_says_what_makes_a_measurement_useless(dataset, bench, args, note
         (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
         (["--sampler", "pinsage"], "--sampler must be one of neighbor, labor, labor-1, labor-star, ladies, "),
         (["--order", "rows"], "--order must be one of stored, original, degree, community (got 'rows')"),
-        (["--fanouts", "3,0"], "leave it out"),
+        (["--fanouts", "3,0"], "a layer without neighbors computes nothing; leave it out"),
         (["--seeds", "test"], "is in a test split"),
         (["--sampler", "walk", "--kappa", "2"], "sampler 'walk' takes no kappa"),
     ],

@@ -45,9 +45,13 @@ def test_a_run_that_is_drawn(
     done["scenarios"] += 1
 
 
-def test_the_runs_above_are_of_every_kind_and_some_are_packed(done: Counter[str]) -> None:
+def test_the_runs_above_are_of_every_kind_also_on_a_device_and_resumed(done: Counter[str]) -> None:
     if done["scenarios"] < COUNT // 2:
         pytest.skip("few scenarios have run")
     kinds = [kind for kind in KINDS if DGL or not kind.startswith(("DGL", "GraphBolt"))]
     assert not [kind for kind in kinds if done[kind] < 5]
+    on_device = [kind for kind in kinds if kind != "GraphBolt feature"]
+    assert not [kind for kind in on_device if not done[f"{kind} on a device"]]
+    assert not [kind for kind in kinds if KINDS[kind].resumes and done[f"{kind} resumed"] < 3]
+    assert done["late"] >= 3
     assert done["superbatches by reads='pack'"] > 50

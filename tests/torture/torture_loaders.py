@@ -81,6 +81,7 @@ class Nodes(Kind):
             self.check_sources(batch)
         labelled = data.by_type(batch.input_nodes if load.labels == "inputs" else batch.seeds)
         if load.labels:
+            assert set(data.by_type(batch.labels)) == set(labelled)
             for ntype, labels in data.by_type(batch.labels).items():
                 data.check_labels(ntype, labelled[ntype], labels)
         seeds = [n for t, ids in data.by_type(batch.seeds).items() for n in self.number(t, ids)]
@@ -142,6 +143,10 @@ class Edges(Nodes):
         assert batch.labels.tolist() == [1.0] * positive + [0.0] * (positive * self.load.negatives)
         assert torch.equal(sources[positive:], sources[:positive].repeat_interleave(self.load.negatives))
         seeds = self._number(ends[:, :positive])
+        for layer in batch.blocks if self.load.labels else ():  # exclude="self"
+            block = layer[self.relation()] if self.data.typed else layer
+            drawn = self.data.edges[self.relation()][:, block.edge_ids.cpu().long()]
+            assert not set(self._number(drawn)) & set(seeds)
         return seeds, digest_of(batch)
 
 

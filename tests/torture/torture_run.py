@@ -91,6 +91,7 @@ class Run:
             counts = f"{len(found)} + {len(rest)} of {length} minibatches"
             assert len(found) + len(rest) == length, counts
             self.take_seeds(epoch, found + rest)
+            self.done[f"{self.s.load.kind} resumed"] += 1
             if resumed is not loader:
                 self.close(resumed, self.s.other)
                 loader.epoch = epoch + 1
@@ -255,7 +256,9 @@ def torture(number: int, data: dict[bool, TortureData], *, gpu: bool = False) ->
         again = f"python tools/torture.py --first {number} --count 1{' --gpu' if gpu else ''}"
         error.add_note(f"{s!r}\nto repeat: {again}")
         raise
-    return Counter({s.load.kind: 1}) + sum((run.done for run in runs), Counter())
+    on_device = s.reading.device == "cuda"
+    drawn = {s.load.kind: 1, f"{s.load.kind} on a device": on_device, "late": on_device and s.reading.late}
+    return Counter(drawn) + sum((run.done for run in runs), Counter())
 
 
 def torture_on_rank(number: int, folder: Path) -> dict[str, Any]:
