@@ -12,7 +12,7 @@ from programs import CITED, Sage, by_type, error_of, write_cited
 from rank_pool import RankPool
 
 import gids.distributed
-from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler
+from gids.sampler import Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk, Sampler
 
 SEEDS = torch.arange(0, 900, 3)
 ONE_TYPE = [
@@ -85,6 +85,20 @@ def check_part(part: Any, expected: Minibatch, sampler: str) -> None:
 def test_parts_make_up_the_minibatch_of_one_process(cited: Path, ranks: RankPool) -> None:
     seeds = torch.cat([torch.arange(0, 900, 36), torch.tensor([36, 36, 72])])
     ranks.run(3, cooperate, cited, ONE_TYPE, seeds, 4)
+
+
+def cooperate_near(dataset: Path, masks: list[torch.Tensor]) -> None:
+    sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6))
+    mine = sampler.of_rank(dist.get_rank(), len(masks))
+    options: dict[str, Any] = {"batch_size": 50, "tables": [], "cooperative": True, "seed": 0}
+    with gids.distributed.open(dataset, memory="64MB") as source:
+        for part in gids.NodeLoader(source, SEEDS, sampler, **options):
+            alone = mine.sample(source.graphs()[0], part.seeds, seed=0, epoch=part.epoch, step=part.step)
+            assert torch.equal(part.blocks[-1].edge_ids, alone.blocks[-1].edge_ids)
+
+
+def test_the_owner_of_a_node_draws_by_its_mask(cited: Path, ranks: RankPool) -> None:
+    ranks.run(2, cooperate_near, cited, [torch.arange(900) % 2 == rank for rank in range(2)])
 
 
 def test_several_types(ranks: RankPool, tmp_path: Path) -> None:

@@ -156,3 +156,14 @@ def test_a_rank_that_cannot_share_makes_all_copy(several: Path, ranks: RankPool,
         assert s["allocated"] == sum(pages(several))
     assert [len(s["log"]) for s in saw] == [2, 0, 0], "for each relation"
     assert "rank 1: [Errno 13] Permission denied" in saw[0]["log"][0]
+
+
+def fail(folder: str, path: Path) -> None:
+    no_memory = patch.object(pinned_graph, "share_memory", side_effect=MemoryError)  # rank 0 calls it
+    error = (MemoryError, gids.RankError)[dist.get_rank()]
+    with emulated(folder), gids.open(path) as source, no_memory, pytest.raises(error):
+        gids.NodeLoader(source, {"paper": SEEDS}, [3], batch_size=4, seed=0, **ON_HOST)
+
+
+def test_a_rank_without_memory_ends_the_making_on_all(several: Path, ranks: RankPool, folder: str) -> None:
+    ranks.run(2, fail, folder, several)

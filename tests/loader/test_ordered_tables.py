@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from emulator import EmulatedDevice
 from loader_example import ROWS, ids_of, make_source
 from open_options import feature_loader
 
@@ -66,3 +68,14 @@ def test_which_rows_are_held_goes_by_ids(store: FeatureStore) -> None:
     assert (per_page > 0).sum() == 40
     assert set(per_page) == {0, table.rows_per_page}  # whole pages
     assert heat[per_page > 0].min() >= heat[per_page == 0].max()
+
+
+def test_device_memory_has_room_for_the_order_of_rows(store: FeatureStore, path: Path, cuda_is: Any) -> None:
+    cuda_is(EmulatedDevice())
+    lines = []
+    for of in (path, store):
+        with feature_loader(of, [PAPERS], device="cuda", device_memory=2 << 20, staging=1 << 18) as loader:
+            next(loader.attach([{PAPERS: torch.arange(50)}], ids_of))
+            memory = loader.stats()["memory"]
+            lines.append(memory["lines"] + memory.get("row orders", 0))
+    assert lines[1] <= lines[0] + 4096, "the order takes the place of lines"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import resident_bytes
 from emulator import EmulatedDevice
 from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
 from open_options import tuned
@@ -81,7 +82,7 @@ def test_the_iterator_of_a_dropped_loader_goes_on_when_other_loaders_close(opene
 
 def test_loaders_of_other_tables_take_turns_with_the_memory(path: Path, source: Ids) -> None:
     """Full caches of both tables would take more than there is."""
-    memory = 8 << 20
+    memory, before = 8 << 20, resident_bytes()
     with gids.open(path, memory=memory, window=2, tuning=gids.Tuning(queue_depth=8)) as opened:
         papers, authors, _ = loaders = [
             node_loader(opened, tables, minibatch_rows=500)
@@ -97,6 +98,17 @@ def test_loaders_of_other_tables_take_turns_with_the_memory(path: Path, source: 
         assert caches == [False, True, False]
         steps = papers.stats()["tables"]["paper.feat"]["steps"]
         assert steps == 2 * len(papers)  # counters go on where a cache was given up
+        assert resident_bytes() < before + 2 * memory
+
+
+def test_minibatch_rows_of_one_loader_hold_for_all_that_share_its_cache(path: Path) -> None:
+    lines = []
+    for rows in (None, {"paper.feat": 1500}):
+        with gids.open(path, memory=4 << 20, window=0, **tuned({"planned": 1, "queue_depth": 16})) as opened:
+            train, _ = node_loader(opened, batch_size=8), node_loader(opened, minibatch_rows=rows)
+            list(train)
+            lines.append(train.stats()["memory"]["lines"])
+    assert lines[1] < lines[0]
 
 
 def test_an_open_epoch_of_other_tables_is_a_clear_error(opened: gids.Source) -> None:

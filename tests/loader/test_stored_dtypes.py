@@ -68,3 +68,12 @@ def test_a_value_that_does_not_fit_is_raised_with_its_minibatch(
             assert next(stream)[0].equal(expected)
         with pytest.raises(OverflowError, match=r"'n\.large' has a value that does not fit in torch\.fl"):
             next(stream)
+
+
+def test_outputs_count_as_they_are_handed_out(tmp_path: Path) -> None:
+    """Four bytes a value, not the one that is stored."""
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "feat", torch.rand(2000, 256), dtype=torch.int8, scale="column")
+    with feature_loader(tmp_path / "a.gids", ["n.feat"], memory=2 * 2000 * 256 * 4) as loader:
+        with pytest.raises(gids.MemoryBudgetError, match="outputs"):
+            next(loader.attach([torch.arange(2000)], lambda ids: {"n.feat": ids}))

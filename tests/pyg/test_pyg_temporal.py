@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pyg_model import CITES, COUNTS, PAPERS, WRITES, WRITTEN, stores
+from pyg_model import CITES, COUNTS, PAPERS, WRITES, WRITTEN, assert_all_same, stores
 from torch_geometric.data import Data, HeteroData
 
 import gids.pyg
@@ -84,6 +84,20 @@ def test_neighbors_are_not_later_than_the_seed_edge(one: Data, one_timed: Path, 
         assert torch.equal(seed_time, label_times[batch.input_id])
         tree = batch.batch[batch.edge_index[1]]
         assert (when[batch.n_id[batch.edge_index[0]]] <= seed_time[tree]).all()
+
+
+def test_minibatches_of_a_device_are_those_of_the_cpu(one_timed: Path, device: Any, cuda_is: Any) -> None:
+    cuda_is(device)
+    source = gids.open(one_timed, tuning=gids.Tuning(staging=1 << 18))
+    by_time = {"time_attr": "since", "temporal_strategy": "last", "input_time": torch.arange(8) * 99}
+    both_ways = {"disjoint": True, "subgraph_type": "bidirectional"}
+    for options in (by_time, {"weight_attr": "since"}, both_ways):
+        options |= {"batch_size": 4, "shuffle": True, "seed": 0}
+        on_cpu, on_device = (
+            gids.pyg.NeighborLoader(source, [3, -1], torch.arange(8), device=name, **options)
+            for name in ("cpu", "cuda")
+        )
+        assert_all_same((batch.cpu() for batch in on_device), on_cpu)
 
 
 def seeds_and_negatives(
