@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import itertools
 import os
 import shutil
 import sys
@@ -115,11 +114,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return Scheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each process of pytest-xdist takes the next file: the longest ones, then those of the most tests."""
-    left = _choose_sets(items)
-    items[:] = [item for item in items if item not in left]
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     tests = Counter(item.path for item in items)
@@ -149,38 +145,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
-
-
-def _choose_sets(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Choose among the sets of parameters of each test that is marked few(n). Returns those to leave out.
-
-    n sets, spread evenly, run by default. Sets that are needed for every pair of values of two parameters are
-    slow; the others do not run. Sets for a GPU are counted separately.
-    """
-    tests: dict[tuple[object, bool], list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("few"):
-            of_gpu = item.get_closest_marker("gpu") is not None
-            tests.setdefault((getattr(item, "function", item), of_gpu), []).append(item)
-    left: set[pytest.Item] = set()
-    for sets in tests.values():
-        [count] = sets[0].get_closest_marker("few").args  # type: ignore[union-attr]
-        pairs: dict[pytest.Item, set[Any]] = {}
-        for item in sets:
-            values = [(name, id(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
-            pairs[item] = {*values, *itertools.combinations(values, 2)}
-        for place in {round(i * (len(sets) - 1) / max(1, count - 1)) for i in range(count)}:
-            usual = pairs.pop(sets[place], set())
-            for other in pairs.values():
-                other -= usual
-        while any(pairs.values()):
-            item = max(pairs, key=lambda item: len(pairs[item]))
-            item.add_marker(pytest.mark.slow)
-            new = pairs.pop(item)
-            for other in pairs.values():
-                other -= new
-        left.update(pairs)
-    return left
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,27 +13,28 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import gpu
 import gpu_check
 
+CASES = [
+    ("bus", "loads from pinned host memory, 3 blocks of 256"),
+    ("gather", "gather of 512 B rows, all hits, over device copy"),
+    ("planning", "planning, over the planner on the CPU"),
+    ("queue", "queue path over the engine on the host"),
+    ("extents", "extents of 1024 KiB, engine into host memory"),
+    ("packs", "epoch of 512 B rows on the device, packs over random reads"),
+    ("sampling", "neighbor sampling 3,2, by NodeLoader"),
+    ("sizes", "neighbor sampling 3,2, 2^9 nodes, topology on the device, over"),
+    ("windows", "a cache of 2 minibatches, lookahead 16 over random: rows/s"),
+    ("buffer", "a buffer in host memory, 20 % static over none: hits"),
+    ("overlap", "training beside reads, over alone"),
+    ("life", "smallest over first cache of 5 loaders without a size"),
+    ("large", "seeds whose neighbors are right, 4,096 edges"),
+    ("training", "training rows/s, cuda over mapped, moved"),
+    ("array", "rows of 4 KiB, cpu with pin_memory over cpu"),
+]
+"""The first one runs by default, the others are slow."""
 
-@pytest.mark.few(1)
+
 @pytest.mark.parametrize(
-    ("question", "said"),
-    [
-        ("bus", "loads from pinned host memory, 3 blocks of 256"),
-        ("gather", "gather of 512 B rows, all hits, over device copy"),
-        ("planning", "planning, over the planner on the CPU"),
-        ("queue", "queue path over the engine on the host"),
-        ("extents", "extents of 1024 KiB, engine into host memory"),
-        ("packs", "epoch of 512 B rows on the device, packs over random reads"),
-        ("sampling", "neighbor sampling 3,2, by NodeLoader"),
-        ("sizes", "neighbor sampling 3,2, 2^9 nodes, topology on the device, over"),
-        ("windows", "a cache of 2 minibatches, lookahead 16 over random: rows/s"),
-        ("buffer", "a buffer in host memory, 20 % static over none: hits"),
-        ("overlap", "training beside reads, over alone"),
-        ("life", "smallest over first cache of 5 loaders without a size"),
-        ("large", "seeds whose neighbors are right, 4,096 edges"),
-        ("training", "training rows/s, cuda over mapped, moved"),
-        ("array", "rows of 4 KiB, cpu with pin_memory over cpu"),
-    ],
+    ("question", "said"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
 )
 def test_gpu_benchmark_runs(device, cuda_is, request, tmp_path, question, said):
     cuda_is(device)
