@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import os
-import subprocess
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forks import run_ranks
 from pyg_model import PAPERS
 from torch_geometric.data import Data
 
@@ -211,27 +210,25 @@ def test_what_cannot_be_resumed_is_refused(one_path: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_processes_go_on_where_their_checkpoint_was_saved(one_path: Path, tmp_path: Path) -> None:
-    def ranks(checkpoint: str) -> list[list[list[int]]]:
-        command = [sys.executable, __file__, str(one_path), str(tmp_path), checkpoint]
-        subprocess.run(command, check=True, timeout=250, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        return [ast.literal_eval((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
-
-    whole = ranks("")
-    assert [len(nodes) for nodes in whole] == [4, 4]
-    assert whole[0] != whole[1]
-    middle = tmp_path / "step=1.ckpt"  # of the first epoch
-    assert ranks(str(middle)) == [nodes[1:] for nodes in whole]
+    run_ranks(tmp_path / "ranks", 2, [__file__, str(one_path), str(tmp_path)])
+    first, second = (json.loads((tmp_path / f"rank {rank}").read_text()) for rank in range(2))
+    assert [len(nodes) for nodes in (*first, *second)] == [4, 3, 4, 3]
+    assert first[0] != second[0]
+    assert [first[1], second[1]] == [first[0][1:], second[0][1:]]
 
 
-def train_on_ranks(path: str, folder: Path, checkpoint: str) -> None:
-    """In two processes: Lightning runs this file again, for rank 1. Each writes its minibatches' nodes."""
+def train_on_ranks(path: str, folder: Path) -> None:
+    """On each of two ranks: train, then train on from the first step. Writes the nodes of both trainings."""
     saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    options = {"devices": 2, "strategy": "ddp", "num_sanity_val_steps": 0}
-    fit = trainer(folder, Callback(), saving, epochs=2, **options)
-    model = Model()
-    fit.fit(model, datamodule=Loaders(gids.open(path, memory=64 << 20)), ckpt_path=checkpoint or None)
-    (folder / f"rank {fit.global_rank}").write_text(repr([batch.n_id.tolist() for batch in model.seen]))
+    nodes = []
+    for callbacks, checkpoint in (([saving], None), ([], folder / "step=1.ckpt")):
+        options = {"devices": 2, "strategy": "ddp", "num_sanity_val_steps": 0}
+        fit, model = trainer(folder, Callback(), *callbacks, epochs=2, **options), Model()
+        with gids.open(path, memory=64 << 20) as source:
+            fit.fit(model, datamodule=Loaders(source), ckpt_path=checkpoint)
+        nodes.append([batch.n_id.tolist() for batch in model.seen])
+    (folder / f"rank {fit.global_rank}").write_text(json.dumps(nodes))
 
 
 if __name__ == "__main__":
-    train_on_ranks(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    train_on_ranks(sys.argv[1], Path(sys.argv[2]))
