@@ -1,32 +1,14 @@
-"""Forks of tests that end or are killed, and what a process holds."""
+"""Forks of tests that end, and what a process holds."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-
-
-def killed(work: Callable[[], object], target: Any, name: str, *, after: bool = False) -> None:
-    """Run work() in a fork of this process that is killed before, or after, it calls target.name."""
-    called = getattr(target, name)
-
-    def die(*arguments: Any, **options: Any) -> None:
-        if after:
-            called(*arguments, **options)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def work_until_then() -> None:
-        setattr(target, name, die)
-        work()
-
-    assert os.WTERMSIG(status(work_until_then)) == signal.SIGKILL
 
 
 def ended(work: Callable[[], object]) -> None:

@@ -78,16 +78,18 @@ LONGEST = [
     "native/test_native.py",
     "torture/test_every_loader.py",
     "native/test_nvrtc.py",
-    "test_bench.py",
     "write/test_kills.py",
     "test_gpu_pack.py",
+    "dgl/test_dgl_processes.py",
     "cache/test_cache_contract.py",
     "examples/test_examples.py",
+    "pyg/test_pyg_lightning.py",
     "bench_command/test_epoch.py",
-    "dgl/test_dgl_processes.py",
+    "test_bench.py",
     "cache/test_device_order.py",
     "pyg/test_pyg_stores.py",
     "test_gpu_check.py",
+    "test_bench_gpu.py",
     "cuda/test_late_loaders.py",
     "dgl/test_dgl_samplers.py",
     "test_imports.py",
@@ -95,8 +97,10 @@ LONGEST = [
 ]
 """Files, and a folder, that take more than about 20 s if slow tests run, and those of a few long tests. They
 start first: at the end, one process would run them alone."""
-TOGETHER = "distributed"
+TOGETHER = "tests/distributed/"
 """A folder whose tests one process runs: they share ranks, which take seconds to start, and mostly wait."""
+APART = "tests/test_bench.py"
+"""A file whose tests share nothing and take minutes: each process takes the next one."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -108,8 +112,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            together = f"tests/{TOGETHER}/"
-            return together if nodeid.startswith(together) else super()._split_scope(nodeid)
+            if nodeid.startswith(TOGETHER):
+                return TOGETHER
+            return nodeid if nodeid.startswith(APART) else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 
@@ -190,18 +195,21 @@ def gpu() -> Device:
     return cuda.open_device("cuda")
 
 
+@pytest.fixture
+def emulator_seed(request: pytest.FixtureRequest) -> int:
+    """Another one for each test, and for each number $GIDS_EMULATOR_SEED: in which order threads run."""
+    seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
+    print(f"emulator seed {seed}")
+    return seed
+
+
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """A device that runs kernels: the emulator, and a GPU where there is one.
-
-    $GIDS_EMULATOR_SEED, a number, has the emulator run threads in other orders than it usually does.
-    """
+    """A device that runs kernels: the emulator, and a GPU where there is one."""
     if request.param == "cuda":
         yield request.getfixturevalue("gpu")
         return
-    seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
-    print(f"emulator seed {seed}")
-    emulated = emulator.EmulatedDevice(seed)
+    emulated = emulator.EmulatedDevice(request.getfixturevalue("emulator_seed"))
     yield emulated
     assert not emulated.mapped, "host memory is still mapped"
 

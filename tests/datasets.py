@@ -15,9 +15,7 @@ import torch
 from gids import _core
 from gids.convert.readers import Choices, find_reader, open_source
 from gids.convert.source import Source
-from gids.store import Graph
 from gids.store.ids import number_keys, text_keys
-from gids.store.names import RELATION, Relation
 from gids.store.rows import file_crc32c
 from gids.write import DatasetWriter, edge_list
 
@@ -52,29 +50,6 @@ def random_in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, 
     """In-edges of nodes with 0 to 24 of them each."""
     rng = np.random.default_rng(seed)
     return in_edges(rng.integers(0, 25, num_dst), num_src, rng)
-
-
-def make_graph(
-    degrees: Sequence[int] | np.ndarray,
-    *,
-    num_src: int | None = None,
-    relation: Relation = RELATION,
-    dtype: type = np.int64,
-    seed: int = 0,
-) -> Graph:
-    """A graph in memory, with in_edges()."""
-    num_src = len(degrees) if num_src is None else num_src
-    indptr, indices = in_edges(degrees, num_src, seed)
-    return Graph(relation, num_src, len(degrees), indptr, indices.astype(dtype), None)
-
-
-def distinct_graph(nodes: int, num_src: int, degrees: tuple[int, int], seed: int = 0) -> Graph:
-    """A graph from type "a" to type "b" without parallel edges. degrees: the least and the largest."""
-    rng = np.random.default_rng(seed)
-    least, largest = degrees
-    lists = [rng.permutation(num_src)[: rng.integers(least, largest + 1)] for _ in range(nodes)]
-    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
-    return Graph(("a", "to", "b"), num_src, nodes, indptr, np.concatenate(lists), None)
 
 
 def sorted_edges(

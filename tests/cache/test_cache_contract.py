@@ -7,8 +7,6 @@ there is one.
 from __future__ import annotations
 
 import errno
-import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,9 +46,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     if request.param == "cuda":
         device = request.getfixturevalue("gpu")
     elif request.param == "emulated":
-        seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
-        print(f"emulator seed {seed}")
-        device = emulator.EmulatedDevice(seed)
+        device = emulator.EmulatedDevice(request.getfixturevalue("emulator_seed"))
     options: dict[str, Any] = {"threads": 2} if device is None else {}
     with Make(device, **options) as made:
         yield made

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,10 +32,8 @@ def opened(device: LateDevice, table: RawTable, **options: Any) -> Iterator[Devi
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> LateDevice:
-    seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
-    print(f"emulator seed {seed}")
-    return LateDevice(seed)
+def device(emulator_seed: int) -> LateDevice:
+    return LateDevice(emulator_seed)
 
 
 @pytest.fixture

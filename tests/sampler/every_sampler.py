@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import make_graph
-from sampling_model import mixed_degrees, with_times
+from sampling_model import make_graph, mixed_degrees, with_times
 
 from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk, TimedSeeds
 from gids.store import Graph

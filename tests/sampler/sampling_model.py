@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from datasets import make_graph
+from datasets import in_edges
 
 from gids.sampler import Minibatch
 from gids.store import Graph
+from gids.store.names import RELATION, Relation
 
 Node = tuple[int, int]
 Seed = tuple[int, int]
@@ -26,6 +27,29 @@ Draw = Callable[[Graph, int, int, int, list[Node]], Taken]
 
 MASK = (1 << 32) - 1
 TREE = 0x74726565
+
+
+def make_graph(
+    degrees: Sequence[int] | np.ndarray,
+    *,
+    num_src: int | None = None,
+    relation: Relation = RELATION,
+    dtype: type = np.int64,
+    seed: int = 0,
+) -> Graph:
+    """A graph in memory, with in_edges()."""
+    num_src = len(degrees) if num_src is None else num_src
+    indptr, indices = in_edges(degrees, num_src, seed)
+    return Graph(relation, num_src, len(degrees), indptr, indices.astype(dtype), None)
+
+
+def distinct_graph(nodes: int, num_src: int, degrees: tuple[int, int], seed: int = 0) -> Graph:
+    """A graph from type "a" to type "b" without parallel edges. degrees: the least and the largest."""
+    rng = np.random.default_rng(seed)
+    least, largest = degrees
+    lists = [rng.permutation(num_src)[: rng.integers(least, largest + 1)] for _ in range(nodes)]
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
+    return Graph(("a", "to", "b"), num_src, nodes, indptr, np.concatenate(lists), None)
 
 
 def philox(counter: Sequence[int], key: tuple[int, int]) -> tuple[int, int, int, int]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import make_graph
 from every_sampler import assert_same_tensors
+from sampling_model import make_graph
 from scipy import stats
 
 from gids import _core

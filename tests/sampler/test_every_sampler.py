@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import make_graph
 from every_sampler import (
     GRAPH,
     NEAR,
@@ -25,7 +24,7 @@ from every_sampler import (
     spoiled,
 )
 from labor_model import labor
-from sampling_model import Model, citations, mixed_degrees, sample_neighbors, with_times
+from sampling_model import Model, citations, make_graph, mixed_degrees, sample_neighbors, with_times
 
 from gids.cuda import Device
 from gids.errors import FormatError

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import distinct_graph, make_graph
-from sampling_model import citations, mixed_degrees
+from sampling_model import citations, distinct_graph, make_graph, mixed_degrees
 from scipy import stats
 
 from gids.sampler import Block, Ladies, Neighbor

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import make_graph
 from every_sampler import GRAPH, NEAR, POSITIVE, assert_same
-from sampling_model import citations, mixed_degrees
+from sampling_model import citations, make_graph, mixed_degrees
 
 import gids
 from gids.cuda import Device

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from children import ended
-from datasets import make_graph
 from every_sampler import assert_same
 from labor_model import philox2
-from sampling_model import citations, mixed_degrees, philox, sample_neighbors
+from sampling_model import citations, make_graph, mixed_degrees, philox, sample_neighbors
 
 from gids import _core
 from gids.cuda import Device

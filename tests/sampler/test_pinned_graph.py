@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import make_graph
 from emulator import EmulatedDevice
 from every_sampler import GRAPH, POSITIVE, assert_same
 from late_device import LateDevice
-from sampling_model import mixed_degrees
+from sampling_model import make_graph, mixed_degrees
 
 from gids.cuda import Device
 from gids.errors import FormatError

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from datasets import make_graph
-from sampling_model import citations, halves, layer_key, mixed_degrees, philox, words
+from sampling_model import citations, halves, layer_key, make_graph, mixed_degrees, philox, words
 
 from gids.sampler import Block, RandomWalk
 from gids.store import Graph

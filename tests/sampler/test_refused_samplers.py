@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import make_graph
-from sampling_model import citations, mixed_degrees, with_times
+from sampling_model import citations, make_graph, mixed_degrees, with_times
 
 from gids.cuda import Device
 from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk, TimedSeeds, Topology, sort_by_time

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import make_graph
 from every_sampler import GRAPH, NODES, ON_DEVICES, assert_same, make, seeds_for, spoiled
 from late_device import LateDevice
-from sampling_model import citations, with_times
+from sampling_model import citations, make_graph, with_times
 from waits import Waits
 
 import gids

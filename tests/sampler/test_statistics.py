@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from datasets import distinct_graph, make_graph
 from every_sampler import GRAPH, NEAR
 from labor_model import EXAMPLES, factor, probabilities
+from sampling_model import distinct_graph, make_graph
 from scipy import stats
 
 from gids.sampler import Block, Labor, Ladies, LocalityBias, Neighbor

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import make_graph
 from every_sampler import assert_same, assert_same_tensors
-from sampling_model import citations, mixed_degrees, times_of_edges, with_times
+from sampling_model import citations, make_graph, mixed_degrees, times_of_edges, with_times
 
 from gids.cuda import Device
 from gids.sampler import LocalityBias, Neighbor, TimedSeeds, Topology, sort_by_time

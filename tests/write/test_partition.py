@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from datasets import CITES, contents
-from partition_example import check_union, open_parts, write_rich_dataset
+from partition_example import write_rich_dataset
+from union_check import check_union, open_parts
 
 import gids.distributed
 from gids import EdgeLoader, FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError

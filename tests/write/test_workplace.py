@@ -6,11 +6,13 @@ test_kills.py kills every command at many calls; these are the named cases.
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from children import killed
+from children import status
 from datasets import write_dataset
 
 from gids import FeatureStore, FormatError
@@ -18,6 +20,22 @@ from gids.store import GeneratedRows, verify
 from gids.write import DatasetWriter, workplace
 
 ROWS = torch.arange(4000.0).reshape(500, 8)
+
+
+def killed(work: Callable[[], object], target: Any, name: str, *, after: bool = False) -> None:
+    """Run work() in a fork of this process that is killed before, or after, it calls target.name."""
+    called = getattr(target, name)
+
+    def die(*arguments: Any, **options: Any) -> None:
+        if after:
+            called(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work_until_then() -> None:
+        setattr(target, name, die)
+        work()
+
+    assert os.WTERMSIG(status(work_until_then)) == signal.SIGKILL
 
 
 def write(path, disks=(), key=None, sign=1):
