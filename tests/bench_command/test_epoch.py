@@ -56,6 +56,19 @@ def test_the_sampler_of_gids_draws_the_same_minibatches_for_pyg(dataset):
             assert torch.equal(ours.edge_index, theirs.edge_index)
 
 
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without:UserWarning")
+def test_the_sampler_of_pyg_gets_the_same_edges_and_fanouts(dataset, monkeypatch):
+    """It does not sample here: that needs pyg-lib or torch-sparse."""
+    pyg_side = pytest.importorskip("gids.bench.pyg_side", exc_type=ImportError)
+    monkeypatch.setattr(pyg_side, "SAMPLED_BY", "pyg-lib")
+    side = pyg_side.PygSide(EpochConfig(OURS, str(dataset), ("_N.feat",), (3, 2), 8, 0, 3))
+    sampler = side.stock_loader([torch.zeros(3000, 1)]).node_sampler
+    assert sampler.num_neighbors.get_mapped_values() == [2, 3]
+    graph = side.store.graph()
+    assert np.array_equal(sampler.colptr, graph.indptr)
+    assert np.array_equal(sampler.row, graph.indices)
+
+
 def test_the_command_line_repeats_what_it_must_not_import():
     assert tuple(FRAMEWORKS) == arguments.FRAMEWORKS
     assert get_args(Reads) == arguments.READS

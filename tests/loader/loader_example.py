@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ def make_source() -> dict[str, torch.Tensor]:
     }
 
 
-def write(path: Path, source: dict[str, torch.Tensor]) -> Path:
-    with DatasetWriter(path, stripe=2) as writer:
+def write(path: Path, source: dict[str, torch.Tensor], **options: Any) -> Path:
+    with DatasetWriter(path, stripe=2, **options) as writer:
         for name, rows in source.items():
             writer.write_table("node", name.split(".")[0], "feat", rows)
         rng = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import torch
 from datasets import random_in_edges
 from emulator import EmulatedDevice
 from late_device import LateDevice, LateEvent
-from loader_example import ROWS, Ids, check, ids_of, minibatches
+from loader_example import ROWS, Ids, check, ids_of, minibatches, write
 from open_options import feature_loader, node_loader
 
 import gids
@@ -66,10 +66,15 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids) 
             gids.FeatureLoader(small, ["paper.feat"], device="cuda")
 
 
-def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path: Path, source: Ids) -> None:
-    memory_bytes = 1 << 23
+@pytest.mark.parametrize("page_bytes", [512, 4096])
+def test_device_memory_is_what_was_given_and_is_told_by_purpose(
+    on: Device, tmp_path: Path, source: Ids, page_bytes: int
+) -> None:
+    """The shorter the pages, the more requests are in the queue."""
+    path, memory_bytes = write(tmp_path / "two.gids", source, page_bytes=page_bytes), 1 << 23
     with feature_loader(path, list(source), device="cuda", device_memory=memory_bytes, **STAGING) as loader:
-        for _minibatch, _features in loader.attach(minibatches(8), ids_of):
+        for minibatch, features in loader.attach(minibatches(8), ids_of):
+            check(source, minibatch, features)
             memory = loader.stats()["memory"]
             on_device = sum(n for purpose, n in memory.items() if purpose not in ("host lines", "staging"))
             assert on_device <= memory_bytes

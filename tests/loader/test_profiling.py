@@ -8,6 +8,7 @@ import torch
 from datasets import random_in_edges
 
 import gids
+from gids.profiling import stage
 from gids.write import DatasetWriter
 
 
@@ -23,3 +24,10 @@ def test_a_profiler_shows_the_stages_of_an_epoch(tmp_path: Path) -> None:
         f"gids::{stage}" for stage in ("sample", "enter", "plan", "gather", "wait")
     }
     assert {event.cpu_parent.name for event in events if event.name == "gids::wait"} == {"gids::gather"}
+
+
+def test_a_profiler_of_the_system_gets_ranges_too() -> None:
+    """emit_nvtx(), which needs a GPU, and emit_itt() are one in PyTorch."""
+    with torch.autograd.profiler.emit_itt():
+        assert isinstance(stage("plan"), torch.profiler.record_function)
+    assert stage("plan") is stage("gather"), "nothing is made"
