@@ -1,4 +1,4 @@
-"""Forks of tests that end, and what a process holds."""
+"""Forks of tests that end, and the memory of this process."""
 
 from __future__ import annotations
 

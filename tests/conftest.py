@@ -18,7 +18,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # model.py, emulator.py
+sys.path.insert(0, str(Path(__file__).parent))  # datasets.py, emulator.py
 
 import emulator
 from host_allocator import HostAllocator
@@ -100,7 +100,7 @@ start first: at the end, one process would run them alone."""
 TOGETHER = "tests/distributed/"
 """A folder whose tests one process runs: they share ranks, which take seconds to start, and mostly wait."""
 APART = "tests/test_bench.py"
-"""A file whose tests share nothing and take minutes: each process takes the next one."""
+"""A file of minutes in all, whose tests share nothing: each process takes the next test."""
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -197,7 +197,7 @@ def gpu() -> Device:
 
 @pytest.fixture
 def emulator_seed(request: pytest.FixtureRequest) -> int:
-    """Another one for each test, and for each number $GIDS_EMULATOR_SEED: in which order threads run."""
+    """The order in which the emulator runs threads, by test. $GIDS_EMULATOR_SEED, a number, changes all."""
     seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
     print(f"emulator seed {seed}")
     return seed

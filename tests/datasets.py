@@ -80,6 +80,19 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
+def int8_with_a_scale(values: np.ndarray, scale: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, scales) as which values[n, width] are stored, as docs/internals/format.md defines.
+
+    Reading gives steps * scales. scale: "row" (scales are [n, 1]) or "column" ([1, width]).
+    """
+    largest = np.abs(values).max(1 if scale == "row" else 0, keepdims=True, initial=0)
+    scales = (largest / np.float32(127)).astype(np.float32)
+    scales[(largest > 0) & (scales < np.finfo(np.float32).tiny)] = np.finfo(np.float32).tiny
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = np.where(scales > 0, np.rint(values / scales), 0)
+    return np.clip(steps, -127, 127).astype(np.int8), scales
+
+
 def damage(file: Path, data: bytes, offset: int = 0) -> None:
     """Write bytes to a file as a failing disk changes them: its times stay. offset: below 0 from the end."""
     times = os.stat(file)

@@ -84,7 +84,6 @@ def run_ranks(folder: Path, size: int, words: list[str]) -> str:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "tests",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "GLOO_SOCKET_IFNAME": "lo",
     }

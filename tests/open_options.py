@@ -1,4 +1,4 @@
-"""Loaders of a path, with the options of gids.open(), gids.Tuning and the loader in one dictionary."""
+"""Options of gids.open(), gids.Tuning and a loader in one dictionary."""
 
 from __future__ import annotations
 
@@ -21,19 +21,3 @@ def take_options(given: dict[str, Any]) -> dict[str, Any]:
     if "cuda" in str(given.get("device")) and "memory" in taken and "device_memory" not in taken:
         taken["device_memory"] = taken.pop("memory")
     return tuned(taken)
-
-
-def feature_loader(path: Any, tables: Any, **options: Any) -> gids.FeatureLoader:
-    return gids.FeatureLoader(gids.open(path, **take_options(options)), tables, **options)
-
-
-def node_loader(path: Any, seeds: Any, sampler: Any, **options: Any) -> gids.NodeLoader:
-    """With seed=0 by default."""
-    options.setdefault("seed", 0)
-    return gids.NodeLoader(gids.open(path, **take_options(options)), seeds, sampler, **options)
-
-
-def edge_loader(path: Any, edges: Any, sampler: Any, **options: Any) -> gids.EdgeLoader:
-    """With seed=0 by default."""
-    options.setdefault("seed", 0)
-    return gids.EdgeLoader(gids.open(path, **take_options(options)), edges, sampler, **options)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from cache_runs import Make, run
-from model import Model
+from planner_model import Model
 from raw_table import RawTable, write_raw_table
 
 from gids import _core

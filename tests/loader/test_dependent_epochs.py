@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import random_in_edges
-from open_options import node_loader
+from open_loaders import node_loader
 
 from gids.cuda import Device
 from gids.loader.epoch_loader import EpochLoader

@@ -12,7 +12,7 @@ from datasets import random_in_edges
 from emulator import EmulatedDevice
 from late_device import LateDevice, LateEvent
 from loader_example import ROWS, Ids, check, ids_of, minibatches, write
-from open_options import feature_loader, node_loader
+from open_loaders import feature_loader, node_loader
 
 import gids
 from gids.cuda.device import Device, MadeOn
@@ -70,7 +70,7 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids) 
 def test_device_memory_is_what_was_given_and_is_told_by_purpose(
     on: Device, tmp_path: Path, source: Ids, page_bytes: int
 ) -> None:
-    """The shorter the pages, the more requests are in the queue."""
+    """Also with short pages, for which the request queue needs more of it."""
     path, memory_bytes = write(tmp_path / "two.gids", source, page_bytes=page_bytes), 1 << 23
     with feature_loader(path, list(source), device="cuda", device_memory=memory_bytes, **STAGING) as loader:
         for minibatch, features in loader.attach(minibatches(8), ids_of):

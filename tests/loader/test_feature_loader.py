@@ -14,7 +14,7 @@ import pytest
 import torch
 from children import resident_bytes
 from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
-from open_options import feature_loader
+from open_loaders import feature_loader
 
 import gids
 from gids.io.speed import DiskSpeed

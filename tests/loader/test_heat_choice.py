@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges
-from open_options import feature_loader
+from open_loaders import feature_loader
 
 from gids.heat import write_heat
 from gids.store import FeatureStore

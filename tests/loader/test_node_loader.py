@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
-from open_options import node_loader
+from open_loaders import node_loader
 
 import gids
 from gids.sampler import Minibatch, Neighbor

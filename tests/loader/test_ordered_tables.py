@@ -11,7 +11,7 @@ import pytest
 import torch
 from emulator import EmulatedDevice
 from loader_example import ROWS, ids_of, make_source
-from open_options import feature_loader
+from open_loaders import feature_loader
 
 import gids
 from gids.cache import page_heat

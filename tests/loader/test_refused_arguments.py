@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from open_options import edge_loader, feature_loader, node_loader, tuned
+from open_loaders import edge_loader, feature_loader, node_loader
+from open_options import tuned
 
 import gids
 from gids.inference import layerwise

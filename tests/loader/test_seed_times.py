@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from open_options import edge_loader
+from open_loaders import edge_loader
 
 import gids
 from gids.sampler import Labor, Minibatch, Neighbor, TimedSeeds

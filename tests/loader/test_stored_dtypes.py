@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from emulator import EmulatedDevice
-from open_options import feature_loader
+from open_loaders import feature_loader
 
 import gids
 from gids.cuda import Device

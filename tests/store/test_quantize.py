@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from model import int8_with_a_scale
+from datasets import int8_with_a_scale
 
 from gids import FormatError, StorageError
 from gids.store import FeatureStore, GeneratedRows, verify

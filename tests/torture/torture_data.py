@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import CITES, WRITES, in_edges, same_bits, write_ids
-from model import int8_with_a_scale
+from datasets import CITES, WRITES, in_edges, int8_with_a_scale, same_bits, write_ids
 
 import gids
 from gids.sampler import Minibatch

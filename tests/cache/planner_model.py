@@ -1,4 +1,4 @@
-"""The obvious reference: what gids must do, written for clarity, not speed."""
+"""The obvious model of a plan: written for clarity, not speed."""
 
 from __future__ import annotations
 
@@ -83,18 +83,3 @@ class Model:
             got[w] = got.get(w, 0) + 1
         assert got == keep
         self.resident = set(resident)
-
-
-def int8_with_a_scale(
-    values: npt.NDArray[np.float32], scale: str
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """(steps, scales) as which values[n, width] are stored, as docs/internals/format.md defines.
-
-    Reading gives steps * scales. scale: "row" (scales are [n, 1]) or "column" ([1, width]).
-    """
-    largest = np.abs(values).max(1 if scale == "row" else 0, keepdims=True, initial=0)
-    scales = (largest / np.float32(127)).astype(np.float32)
-    scales[(largest > 0) & (scales < np.finfo(np.float32).tiny)] = np.finfo(np.float32).tiny
-    with np.errstate(invalid="ignore", divide="ignore"):
-        steps = np.where(scales > 0, np.rint(values / scales), 0)
-    return np.clip(steps, -127, 127).astype(np.int8), scales
