@@ -37,10 +37,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
     """With owners="heat": (pages of which this rank holds a copy, rows of them that it read, those of these
     rows that are in its lines after two epochs)."""
-    options = {"window": 2, "memory": "8MB", "reads": "random", "tuning": gids.Tuning(cache=cache, planned=2)}
+    tuning = gids.Tuning(cache=cache, planned=2)
+    options: Any = {"window": 12, "memory": "8MB", "reads": "random", "tuning": tuning}
     with gids.distributed.open(dataset, owners="heat", **options) as source:
-        table, seeds = source.store.table("paper.feat"), torch.arange(0, NODES, 2)
-        loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True, seed=0)
+        table, seeds = source.store.table("paper.feat"), torch.arange(0, NODES, 4)
+        loader = gids.NodeLoader(source, seeds, [2, 2], tables=[table], batch_size=2, shuffle=True, seed=0)
         wanted = torch.zeros(NODES, dtype=torch.bool)
         for _ in range(2):
             for minibatch in loader:
@@ -53,10 +54,11 @@ def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
 
 
 def test_placed_pages_stay_in_the_lines_of_their_rank(one: Path, ranks: RankPool) -> None:
-    """The capacity is that of the lines, not of the memory."""
+    """The capacity is that of the lines, not of the memory. A page that finds no line is kept from its next
+    read on; if none were kept, a quarter would be gone."""
     for held, read, stayed in ranks.run(2, read_with_placed_pages, one, "30kB"):
         assert 0 < held <= 0.5 * 30_000 // 512
-        assert 0 < read == stayed
+        assert 0 < 0.9 * read <= stayed
 
 
 def read_near(dataset: Path, options: dict[str, Any], factor: float) -> list[torch.Tensor]:
